@@ -1,0 +1,143 @@
+// merge_attn_states: combine two partial attention outputs of the same queries.
+//
+//   m = max(La, Lb)    e = exp(min(La, Lb) - m)    O = (O_max + e O_min) / (1 + e)    L = m + log(1 + e)
+//
+// (arXiv 2501.01005, section 2.2, in max-shift form: of the two weights one is exp(0), so one exponential suffices.)
+// Layout: O [tokens, heads, D] with any token and head stride, last stride 1; L any [token, head] strides, f32.
+// An L of +-inf means "this side saw no key": the other side comes out bit for bit and the empty side's O is not used.
+// Both empty: O = 0, L = -inf. NaN in L gives NaN. Tokens from `merged_tokens` on are copies of side b.
+// Logarithms of any base: each L is first brought to the output's base (a factor of exactly 1 where they agree).
+//
+// Launch: block (kLanes, heads, tokens), grid (token tiles, head tiles). A row, that is one (token, head), belongs to
+// kLanes threads of one block, each moving every kLanes-th pack. Therefore no index is ever divided, and a barrier
+// between reading and writing L is all it takes to let output_lse be one of the inputs.
+// Bytes moved: tokens * heads * (3 D sizeof(T) + 12).
+//
+// Holes (-D): JITKERN_ENTRY, JITKERN_T, JITKERN_PACK, JITKERN_D (head size).
+#include "include/arithmetic.cuh"
+#include "include/pack.cuh"
+
+#ifndef JITKERN_D
+#define JITKERN_D 128
+#endif
+
+namespace jitkern {
+
+using T = JITKERN_T;
+using A = Accumulator<T>::type;  // L has this type, too
+
+constexpr int kD = JITKERN_D;
+constexpr int kPack = JITKERN_PACK;
+static_assert(kD % kPack == 0, "the head size must be a multiple of the pack");
+constexpr int kPacks = kD / kPack;  // in a row
+constexpr int kMaxThreads = 256;    // in a block
+constexpr int kLanes = JITKERN_ON_GPU ? (kPacks < kMaxThreads ? kPacks : kMaxThreads) : 1;
+
+struct Row2 {  // strides in elements
+  i64 token, head;
+};
+
+struct MergeParams {
+  T* out;
+  A* out_lse;  // may be null
+  const T* a;
+  const A* a_lse;
+  const T* b;
+  const A* b_lse;
+  Row2 out_stride, a_stride, b_stride;
+  Row2 out_lse_stride, a_lse_stride, b_lse_stride;
+  i64 tokens;
+  i64 merged_tokens;  // later ones are copied from b
+  double a_to_out;    // ln(base of a) / ln(base of the output)
+  double b_to_out;
+  double out_to_e;  // ln(base of the output)
+  i32 heads;
+  i32 lse_aliased;  // out_lse is a_lse or b_lse
+};
+
+enum class Outcome { merge, copy_a, copy_b, empty };
+
+struct Weights {
+  A larger, smaller;  // factors of the side with the larger L and of the other
+  A larger_lse, e;    // L = larger_lse + log(1 + e), in the output's base
+  bool a_is_larger;
+};
+
+JITKERN_DEVICE Outcome outcome_of(A a_lse, A b_lse) {
+  const bool a_empty = is_infinite(a_lse), b_empty = is_infinite(b_lse);
+  if (a_empty) return b_empty ? Outcome::empty : Outcome::copy_b;
+  return b_empty ? Outcome::copy_a : Outcome::merge;
+}
+
+JITKERN_DEVICE Weights weigh(A a_lse, A b_lse, A out_to_e) {
+  Weights w;
+  w.a_is_larger = a_lse >= b_lse;
+  w.larger_lse = w.a_is_larger ? a_lse : b_lse;
+  const A difference = add(w.a_is_larger ? b_lse : a_lse, -w.larger_lse);
+  w.e = exp_nonpositive(mul(difference, out_to_e));
+  w.larger = divide(static_cast<A>(1), add(static_cast<A>(1), w.e));
+  w.smaller = mul(w.e, w.larger);
+  return w;
+}
+
+JITKERN_DEVICE A merged_lse(const Weights& w, A out_to_e) {
+  return add(w.larger_lse, divide(log1p_unit(w.e), out_to_e));
+}
+
+JITKERN_DEVICE Pack<T, kPack> merge_packs(const Weights& w, const Pack<T, kPack>& a, const Pack<T, kPack>& b) {
+  Pack<T, kPack> out;
+  for (int i = 0; i < kPack; ++i) {
+    const A x = widen(a.element[i]), y = widen(b.element[i]);
+    const A larger = w.a_is_larger ? x : y, smaller = w.a_is_larger ? y : x;
+    // The larger side is the fused factor whichever operand it is: merging is commutative to the last bit.
+    narrow(fma(larger, w.larger, mul(smaller, w.smaller)), out.element[i]);
+  }
+  return out;
+}
+
+JITKERN_DEVICE i64 offset(const Row2& stride, i64 token, i64 head) { return token * stride.token + head * stride.head; }
+
+}  // namespace jitkern
+
+JITKERN_EXPORT(jitkern::MergeParams)
+
+JITKERN_KERNEL(jitkern::MergeParams, jitkern::kMaxThreads) {
+  using namespace jitkern;
+  const i64 token = static_cast<i64>(blockIdx.x) * blockDim.z + threadIdx.z;
+  const i32 head = static_cast<i32>(blockIdx.y * blockDim.y + threadIdx.y);
+  const bool inside = token < p.tokens && head < p.heads;
+  const i64 t = inside ? token : 0;
+  const i64 h = inside ? head : 0;
+
+  A a_lse = mul(p.a_lse[offset(p.a_lse_stride, t, h)], static_cast<A>(p.a_to_out));
+  A b_lse = mul(p.b_lse[offset(p.b_lse_stride, t, h)], static_cast<A>(p.b_to_out));
+  if (p.lse_aliased) block_barrier();
+  if (!inside) return;
+
+  const Outcome outcome = t < p.merged_tokens ? outcome_of(a_lse, b_lse) : Outcome::copy_b;
+  const A out_to_e = static_cast<A>(p.out_to_e);
+  const Weights w = weigh(a_lse, b_lse, out_to_e);
+  const T* a = p.a + offset(p.a_stride, t, h);
+  const T* b = p.b + offset(p.b_stride, t, h);
+  T* out = p.out + offset(p.out_stride, t, h);
+  const int lane = static_cast<int>(threadIdx.x);
+
+  for (int pack = lane; pack < kPacks; pack += kLanes) {
+    const int at = pack * kPack;
+    // Both are loaded whatever the outcome, so that the loads do not wait for L; what is not wanted is not used.
+    const auto pack_a = load_pack<T, kPack>(a + at);
+    const auto pack_b = load_pack<T, kPack>(b + at);
+    auto result = merge_packs(w, pack_a, pack_b);
+    if (outcome == Outcome::copy_a) result = pack_a;
+    if (outcome == Outcome::copy_b) result = pack_b;
+    if (outcome == Outcome::empty) result = Pack<T, kPack>{};
+    store_pack<T, kPack>(out + at, result);
+  }
+  if (lane == 0 && p.out_lse) {
+    A lse = merged_lse(w, out_to_e);
+    if (outcome == Outcome::copy_a) lse = a_lse;
+    if (outcome == Outcome::copy_b) lse = b_lse;
+    if (outcome == Outcome::empty) lse = minus_infinity<A>();
+    p.out_lse[offset(p.out_lse_stride, t, h)] = lse;
+  }
+}
