@@ -8,7 +8,7 @@
 // Both empty: O = 0, L = -inf. NaN in L gives NaN. Tokens from `merged_tokens` on are copies of side b.
 // Logarithms of any base: each L is first brought to the output's base (a factor of exactly 1 where they agree).
 //
-// Launch: block (kLanes, heads, tokens), grid (token tiles, head tiles). A row, that is one (token, head), belongs to
+// Launch: block (kLanes, heads, tokens), grid (head tiles, token tiles, further token tiles). A row, that is one (token, head), belongs to
 // kLanes threads of one block, each moving every kLanes-th pack. Therefore no index is ever divided, and a barrier
 // between reading and writing L is all it takes to let output_lse be one of the inputs.
 // Bytes moved: tokens * heads * (3 D sizeof(T) + 12).
@@ -33,6 +33,8 @@ constexpr int kPacks = kD / kPack;  // in a row
 constexpr int kMaxThreads = 256;    // in a block
 constexpr int kLanes = JITKERN_ON_GPU ? (kPacks < kMaxThreads ? kPacks : kMaxThreads) : 1;
 
+static_assert(kD > 0, "the head size must be positive");
+
 struct Row2 {  // strides in elements
   i64 token, head;
 };
@@ -44,23 +46,24 @@ struct MergeParams {
   const A* a_lse;
   const T* b;
   const A* b_lse;
+  i64 merged_tokens;  // later ones are copied from b
   Row2 out_stride, a_stride, b_stride;
   Row2 out_lse_stride, a_lse_stride, b_lse_stride;
   i64 tokens;
-  i64 merged_tokens;  // later ones are copied from b
   double a_to_out;    // ln(base of a) / ln(base of the output)
   double b_to_out;
   double out_to_e;  // ln(base of the output)
-  i32 heads;
-  i32 lse_aliased;  // out_lse is a_lse or b_lse
+  i64 heads;
+  i64 lse_aliased;  // out_lse is a_lse or b_lse
 };
+
+static_assert(sizeof(MergeParams) == 25 * 8, "jitkern/ops/merge.py packs this block");
 
 enum class Outcome { merge, copy_a, copy_b, empty };
 
 struct Weights {
-  A larger, smaller;  // factors of the side with the larger L and of the other
-  A larger_lse, e;    // L = larger_lse + log(1 + e), in the output's base
-  bool a_is_larger;
+  A a, b;
+  A larger_lse, e;  // L = larger_lse + log(1 + e), in the output's base
 };
 
 JITKERN_DEVICE Outcome outcome_of(A a_lse, A b_lse) {
@@ -71,12 +74,14 @@ JITKERN_DEVICE Outcome outcome_of(A a_lse, A b_lse) {
 
 JITKERN_DEVICE Weights weigh(A a_lse, A b_lse, A out_to_e) {
   Weights w;
-  w.a_is_larger = a_lse >= b_lse;
-  w.larger_lse = w.a_is_larger ? a_lse : b_lse;
-  const A difference = add(w.a_is_larger ? b_lse : a_lse, -w.larger_lse);
+  const bool a_is_larger = a_lse >= b_lse;
+  w.larger_lse = a_is_larger ? a_lse : b_lse;
+  const A difference = add(a_is_larger ? b_lse : a_lse, -w.larger_lse);
   w.e = exp_nonpositive(mul(difference, out_to_e));
-  w.larger = divide(static_cast<A>(1), add(static_cast<A>(1), w.e));
-  w.smaller = mul(w.e, w.larger);
+  const A larger = divide(static_cast<A>(1), add(static_cast<A>(1), w.e));
+  const A smaller = mul(w.e, larger);
+  w.a = a_is_larger ? larger : smaller;
+  w.b = a_is_larger ? smaller : larger;
   return w;
 }
 
@@ -84,16 +89,43 @@ JITKERN_DEVICE A merged_lse(const Weights& w, A out_to_e) {
   return add(w.larger_lse, divide(log1p_unit(w.e), out_to_e));
 }
 
-JITKERN_DEVICE Pack<T, kPack> merge_packs(const Weights& w, const Pack<T, kPack>& a, const Pack<T, kPack>& b) {
-  Pack<T, kPack> out;
-  for (int i = 0; i < kPack; ++i) {
-    const A x = widen(a.element[i]), y = widen(b.element[i]);
-    const A larger = w.a_is_larger ? x : y, smaller = w.a_is_larger ? y : x;
-    // The larger side is the fused factor whichever operand it is: merging is commutative to the last bit.
-    narrow(fma(larger, w.larger, mul(smaller, w.smaller)), out.element[i]);
-  }
+// Two products and a sum, not a fused one: so that swapping a and b changes no bit.
+JITKERN_DEVICE T merge_element(const Weights& w, T a, T b) {
+  T out;
+  narrow(add(mul(widen(a), w.a), mul(widen(b), w.b)), out);
   return out;
 }
+
+#if JITKERN_ON_GPU
+JITKERN_DEVICE void write_row(Outcome outcome, const Weights& w, const T* a, const T* b, T* out, int lane) {
+#pragma unroll
+  for (int pack = lane; pack < kPacks; pack += kLanes) {
+    const int at = pack * kPack;
+    // Both are loaded whatever the outcome, so that the loads do not wait for L; what is not wanted is not used.
+    const auto pack_a = load_pack<T, kPack>(a + at);
+    const auto pack_b = load_pack<T, kPack>(b + at);
+    Pack<T, kPack> result;
+    for (int i = 0; i < kPack; ++i) result.element[i] = merge_element(w, pack_a.element[i], pack_b.element[i]);
+    if (outcome == Outcome::copy_a) result = pack_a;
+    if (outcome == Outcome::copy_b) result = pack_b;
+    if (outcome == Outcome::empty) result = Pack<T, kPack>{};
+    store_pack<T, kPack>(out + at, result);
+  }
+}
+#else
+// Element by element, for the compiler to vectorise. An output that is an input is the same view of it, so that no
+// iteration reads what another one wrote.
+JITKERN_DEVICE void write_row(Outcome outcome, const Weights& w, const T* a, const T* b, T* out, int) {
+  if (outcome == Outcome::merge) {
+#pragma GCC ivdep
+    for (int i = 0; i < kD; ++i) out[i] = merge_element(w, a[i], b[i]);
+  } else if (outcome == Outcome::empty) {
+    for (int i = 0; i < kD; ++i) out[i] = T{};
+  } else {
+    __builtin_memmove(out, outcome == Outcome::copy_a ? a : b, sizeof(T) * kD);
+  }
+}
+#endif
 
 JITKERN_DEVICE i64 offset(const Row2& stride, i64 token, i64 head) { return token * stride.token + head * stride.head; }
 
@@ -103,8 +135,9 @@ JITKERN_EXPORT(jitkern::MergeParams)
 
 JITKERN_KERNEL(jitkern::MergeParams, jitkern::kMaxThreads) {
   using namespace jitkern;
-  const i64 token = static_cast<i64>(blockIdx.x) * blockDim.z + threadIdx.z;
-  const i32 head = static_cast<i32>(blockIdx.y * blockDim.y + threadIdx.y);
+  const i64 token_tile = static_cast<i64>(blockIdx.z) * gridDim.y + blockIdx.y;
+  const i64 token = token_tile * blockDim.z + threadIdx.z;
+  const i64 head = static_cast<i64>(blockIdx.x) * blockDim.y + threadIdx.y;
   const bool inside = token < p.tokens && head < p.heads;
   const i64 t = inside ? token : 0;
   const i64 h = inside ? head : 0;
@@ -117,22 +150,9 @@ JITKERN_KERNEL(jitkern::MergeParams, jitkern::kMaxThreads) {
   const Outcome outcome = t < p.merged_tokens ? outcome_of(a_lse, b_lse) : Outcome::copy_b;
   const A out_to_e = static_cast<A>(p.out_to_e);
   const Weights w = weigh(a_lse, b_lse, out_to_e);
-  const T* a = p.a + offset(p.a_stride, t, h);
-  const T* b = p.b + offset(p.b_stride, t, h);
-  T* out = p.out + offset(p.out_stride, t, h);
   const int lane = static_cast<int>(threadIdx.x);
-
-  for (int pack = lane; pack < kPacks; pack += kLanes) {
-    const int at = pack * kPack;
-    // Both are loaded whatever the outcome, so that the loads do not wait for L; what is not wanted is not used.
-    const auto pack_a = load_pack<T, kPack>(a + at);
-    const auto pack_b = load_pack<T, kPack>(b + at);
-    auto result = merge_packs(w, pack_a, pack_b);
-    if (outcome == Outcome::copy_a) result = pack_a;
-    if (outcome == Outcome::copy_b) result = pack_b;
-    if (outcome == Outcome::empty) result = Pack<T, kPack>{};
-    store_pack<T, kPack>(out + at, result);
-  }
+  write_row(outcome, w, p.a + offset(p.a_stride, t, h), p.b + offset(p.b_stride, t, h),
+            p.out + offset(p.out_stride, t, h), lane);
   if (lane == 0 && p.out_lse) {
     A lse = merged_lse(w, out_to_e);
     if (outcome == Outcome::copy_a) lse = a_lse;

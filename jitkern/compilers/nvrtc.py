@@ -1,0 +1,116 @@
+"""The default GPU compiler: NVRTC, in this process, to a cubin for the exact target. Needs no GPU, nvcc or C++ compiler."""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+from typing import Any
+
+from jitkern import toolchain
+from jitkern.compilers import Artifact, diagnostics
+from jitkern.errors import ToolchainError
+from jitkern.sources import Text
+from jitkern.variants import Variant
+
+
+class Nvrtc:
+    """Compiles with the NVRTC that :func:`jitkern.toolchain.nvrtc` finds."""
+
+    binary_name = "kernel.cubin"
+
+    def options(self, variant: Variant) -> list[str]:
+        """No ``-ftz``, no fast math: backends agree to the last bit. ``--minimal`` leaves out what no kernel here uses."""
+        options = [
+            f"--gpu-architecture={variant.target}",
+            "--std=c++17",
+            "--ftz=false",
+            "--prec-div=true",
+            "--fmad=true",
+            *(f"-D{name}={value}" for name, value in variant.defines.items()),
+        ]
+        if _number(toolchain.nvrtc().version) >= (12, 4):
+            options.append("--minimal")
+        return options
+
+    def identity(self, variant: Variant, text: Text) -> dict[str, Any]:
+        """NVRTC's build, and the headers if the text includes any."""
+        library = toolchain.nvrtc()
+        headers = toolchain.headers_identity(text.system_headers) if text.system_headers else None
+        return {"compiler": {"name": "nvrtc", "version": library.version, "build": library.build}, "headers": headers}
+
+    def compile(self, variant: Variant, text: Text) -> Artifact:
+        """Compile to a cubin. The interpreter is free to run other threads meanwhile."""
+        nvrtc = _library()
+        supported = _supported(nvrtc)
+        number = int("".join(filter(str.isdigit, variant.target.removeprefix("sm_"))))
+        version = toolchain.nvrtc().version
+        if number not in supported:
+            known = ", ".join(f"sm_{item}" for item in supported)
+            raise ToolchainError(f"NVRTC {version} cannot compile for {variant.target}; it knows {known}. Install a {'newer' if number > max(supported) else 'older'} one.")
+        options = self.options(variant)
+        if text.system_headers:
+            options = [option for option in options if option != "--minimal"]
+            folders = [toolchain.cuda_include(), toolchain.cccl_include()]
+            options += [f"-I{folder}" for folder in folders if folder]
+        log, binary = _run(nvrtc, text.flat, f"{text.name}.cu", options)
+        if binary is None:
+            raise diagnostics.compile_error(variant.name, text, log)
+        if binary[:4] != b"\x7fELF":
+            raise ToolchainError(f"NVRTC {version} returned something that is no cubin for {variant.name}")
+        return Artifact(binary, log, {"nvrtc": version, "path": str(toolchain.nvrtc().path)})
+
+
+def _number(version: str) -> tuple[int, ...]:
+    return tuple(int(part) for part in version.split(".") if part.isdigit())
+
+
+@functools.cache
+def _library() -> Any:
+    nvrtc = toolchain.open_nvrtc(toolchain.nvrtc())
+    pointer, size = ctypes.c_void_p, ctypes.c_size_t
+    text, texts = ctypes.c_char_p, ctypes.POINTER(ctypes.c_char_p)
+    nvrtc.nvrtcCreateProgram.argtypes = (ctypes.POINTER(pointer), text, text, ctypes.c_int, texts, texts)
+    nvrtc.nvrtcCompileProgram.argtypes = (pointer, ctypes.c_int, texts)
+    nvrtc.nvrtcGetErrorString.restype = text
+    for name in ("nvrtcGetProgramLogSize", "nvrtcGetCUBINSize"):
+        getattr(nvrtc, name).argtypes = (pointer, ctypes.POINTER(size))
+    for name in ("nvrtcGetProgramLog", "nvrtcGetCUBIN"):
+        getattr(nvrtc, name).argtypes = (pointer, text)
+    nvrtc.nvrtcDestroyProgram.argtypes = (ctypes.POINTER(pointer),)
+    return nvrtc
+
+
+def _supported(nvrtc: Any) -> list[int]:
+    count = ctypes.c_int()
+    nvrtc.nvrtcGetNumSupportedArchs(ctypes.byref(count))
+    archs = (ctypes.c_int * count.value)()
+    nvrtc.nvrtcGetSupportedArchs(archs)
+    return sorted(archs)
+
+
+def _run(nvrtc: Any, text: str, name: str, options: list[str]) -> tuple[str, bytes | None]:
+    """(log, cubin); the cubin is None when the text was rejected."""
+    program = ctypes.c_void_p()
+    result = nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), name.encode(), 0, None, None)
+    if result:
+        raise ToolchainError(f"NVRTC cannot start: {nvrtc.nvrtcGetErrorString(result).decode()}")
+    try:
+        encoded = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
+        result = nvrtc.nvrtcCompileProgram(program, len(options), encoded)
+        log = _fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).rstrip(b"\0").decode(errors="replace")
+        if result == 6:  # NVRTC_ERROR_COMPILATION
+            return log, None
+        if result:
+            raise ToolchainError(f"NVRTC failed: {nvrtc.nvrtcGetErrorString(result).decode()} with {' '.join(options)}. {log}")
+        return log, _fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+    finally:
+        nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
+
+
+def _fetch(ask_size: Any, ask: Any, program: Any) -> bytes:
+    size = ctypes.c_size_t()
+    if ask_size(program, ctypes.byref(size)) or size.value == 0:
+        return b""
+    buffer = ctypes.create_string_buffer(size.value)
+    ask(program, buffer)
+    return buffer.raw

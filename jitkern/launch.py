@@ -1,0 +1,214 @@
+"""Launching: the caller's device and stream, and a call whose arguments are bound once.
+
+A :class:`Call` holds a function, a grid and a packed parameter block. Launching it again with other pointers writes
+those pointers into the block and makes one call into the driver: no allocation, no synchronisation, no look-up.
+Calls are not shared between threads; ops keep them per thread.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import struct
+from collections.abc import Sequence
+from typing import Any
+
+from jitkern import driver, settings
+from jitkern.errors import ArgumentError, LaunchError
+from jitkern.loader import CPU, Function
+
+Dim3 = tuple[int, int, int]
+_CONFIG = struct.Struct("7I4xPPI4x")  # CUlaunchConfig: grid, block, dynamic shared memory; stream; attributes, count
+_STREAM_AT = 32
+_HOST_LAUNCH = struct.Struct("7i")
+_PDL_ATTRIBUTE = struct.Struct("I4xI60x")  # CUlaunchAttribute: id, value
+_PDL = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_BYTES_PER_THREAD = 256 * 1024
+_MAX_GRID = (2**31 - 1, 65535, 65535)
+
+
+def stream_handle(stream: Any, device: int) -> int:
+    """The raw handle of a stream: an int as it is (0 too), a torch or CuPy stream, or anything with ``__cuda_stream__``.
+
+    Raises:
+        ArgumentError: it is none of these, or belongs to another device.
+    """
+    if isinstance(stream, int) and not isinstance(stream, bool):
+        return stream
+    owner = getattr(getattr(stream, "device", None), "index", None)
+    if owner is not None and owner != device:
+        raise ArgumentError(f"stream= belongs to cuda:{owner}, the tensors to cuda:{device}; pass a stream of their device")
+    for name in ("cuda_stream", "ptr"):
+        handle = getattr(stream, name, None)
+        if isinstance(handle, int):
+            return handle
+    protocol = getattr(stream, "__cuda_stream__", None)
+    if protocol is not None:
+        return int((protocol() if callable(protocol) else protocol)[1])
+    raise ArgumentError(f"stream={stream!r}: expected a torch.cuda.Stream, a CuPy stream, an int handle or None")
+
+
+def host_threads(work: int) -> int:
+    """Threads for a CPU kernel that moves ``work`` bytes: ``JITKERN_THREADS``, else as many as torch uses.
+
+    Making a thread takes as long as moving some 100 KB, so a small call stays on the caller's.
+    """
+    most = settings.get().threads
+    if not most:
+        import torch
+
+        most = torch.get_num_threads()
+    return min(most, 1 + work // _BYTES_PER_THREAD)
+
+
+class Call:
+    """A kernel with its grid and parameter block, ready to be launched many times.
+
+    Args:
+        function: what to launch.
+        grid: blocks in x, y and z.
+        block: threads in x, y and z.
+        layout: the ``struct`` format of the parameter block, native alignment (``"6P12q..."``).
+        values: the block's values.
+        patch: the format of the leading values that every launch replaces (``"6P"``: six addresses).
+        shared: bytes of dynamic shared memory.
+        work: bytes moved, which decide how many threads a CPU kernel gets.
+        pdl: let the kernel start before its predecessor in the stream has finished; the text must then wait for it.
+
+    Raises:
+        ArgumentError: the grid is larger than a device takes.
+    """
+
+    __slots__ = (
+        "_addresses",
+        "_attribute",
+        "_config",
+        "_entry",
+        "_host",
+        "_launch",
+        "_parameters",
+        "_patch",
+        "_stream",
+        "block",
+        "function",
+        "grid",
+    )
+
+    def __init__(
+        self,
+        function: Function,
+        grid: Dim3,
+        block: Dim3,
+        layout: str,
+        values: Sequence[Any],
+        patch: str,
+        shared: int = 0,
+        work: int = 0,
+        pdl: bool = False,
+    ) -> None:
+        for axis, size, most in zip("xyz", grid, _MAX_GRID, strict=True):
+            if not 0 < size <= most:
+                raise ArgumentError(f"{function.variant.kernel}: {size} blocks in {axis}; a launch takes 1 to {most}")
+        self.function, self.grid, self.block = function, grid, block
+        packed = struct.pack(layout, *values)
+        self._parameters = ctypes.create_string_buffer(packed, len(packed))
+        self._patch = struct.Struct(patch).pack_into
+        self._stream = -1
+        self._host = function.device == CPU
+        if self._host:
+            self._config = ctypes.create_string_buffer(_HOST_LAUNCH.pack(*grid, *block, host_threads(work)))
+            self._entry: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(function.handle)
+            self._launch = (ctypes.addressof(self._parameters), ctypes.addressof(self._config))
+            return
+        driver.ensure_context(function.device)
+        self._attribute = ctypes.create_string_buffer(_PDL_ATTRIBUTE.pack(_PDL, 1))
+        attributes = (ctypes.addressof(self._attribute), 1) if pdl else (0, 0)
+        self._config = ctypes.create_string_buffer(_CONFIG.pack(*grid, *block, shared, 0, *attributes))
+        self._addresses = (ctypes.c_void_p * 1)(ctypes.addressof(self._parameters))
+        self._launch = (ctypes.byref(self._config), ctypes.c_void_p(function.handle), self._addresses, None)
+        self._entry = driver.library().cuLaunchKernelEx
+
+    def launch(self, stream: int, *patch: int) -> None:
+        """Launch on a stream (a raw handle; ignored on the CPU) with these leading values in place of the former ones.
+
+        The device of the function must be the current one: see :func:`on_device`.
+        """
+        self._patch(self._parameters, 0, *patch)
+        self.relaunch(stream)
+
+    def relaunch(self, stream: int) -> None:
+        """Launch with the parameter block as it is."""
+        if self._host:
+            self._entry(*self._launch)
+            return
+        if stream != self._stream:
+            struct.pack_into("P", self._config, _STREAM_AT, stream)
+            self._stream = stream
+        result = self._entry(*self._launch)
+        if result:
+            self._fail(result, stream)
+
+    def _fail(self, result: int, stream: int) -> None:
+        what = f"launching {self.function.variant.symbol} on cuda:{self.function.device}, grid {self.grid}, block {self.block}, stream {stream:#x}"
+        if result == 201:  # no context in this thread, or another device's
+            what += " (is a tensor's device the current one?)"
+        driver.check(result, what)
+        raise LaunchError(what)
+
+
+
+class _Torch:
+    """torch's current device and stream by their quickest getters, looked up at the first launch."""
+
+    def __init__(self) -> None:
+        import torch
+
+        private = torch._C
+        self.current_device: Any = getattr(private, "_cuda_getDevice", None) or torch.cuda.current_device
+        self.current_stream: Any = getattr(private, "_cuda_getCurrentRawStream", None) or (
+            lambda device: torch.cuda.current_stream(device).cuda_stream
+        )
+        self.on_device: Any = torch.cuda.device
+        self.is_grad_enabled: Any = torch.is_grad_enabled
+
+
+_torch: _Torch | None = None
+
+
+def _getters() -> _Torch:
+    global _torch
+    if _torch is None:
+        _torch = _Torch()
+    return _torch
+
+
+def gradient_wanted(*operands: Any) -> bool:
+    """Whether autograd is on and one of the operands requires a gradient."""
+    return bool(_getters().is_grad_enabled()) and any(operand.requires_grad for operand in operands)
+
+
+def target(device: int) -> str:
+    """The target of a device: ``cpu``, or the exact ``sm_XX``."""
+    return "cpu" if device == CPU else driver.target(device)
+
+
+def resolve_stream(stream: Any, device: int) -> int:
+    """The handle of ``stream``, or of torch's current stream of the device, asked anew at every call."""
+    return int(_getters().current_stream(device)) if stream is None else stream_handle(stream, device)
+
+
+def on(call: Call, stream: Any, *patch: int) -> None:
+    """Launch a call on ``stream``, or on the current stream of its device, whatever device is current.
+
+    This is the one way that every op launches, on the CPU too.
+    """
+    if call._host:
+        call.launch(0, *patch)
+        return
+    ask = _torch or _getters()
+    device = call.function.device
+    handle = ask.current_stream(device) if stream is None else stream_handle(stream, device)
+    if ask.current_device() == device:
+        call.launch(handle, *patch)
+        return
+    with ask.on_device(device):
+        call.launch(handle, *patch)

@@ -1,0 +1,127 @@
+"""Checks that ops share. Every refusal says the op, the operand, what was given, what is allowed."""
+
+from __future__ import annotations
+
+import math
+import threading
+from typing import Any
+
+from jitkern import dtypes, settings
+from jitkern.errors import ArgumentError, UnsupportedError
+from jitkern.loader import CPU
+
+BASES = {"e": math.e, "2": 2.0, "10": 10.0}
+
+
+def tensor(op: str, name: str, value: Any, dims: int, layout: str) -> None:
+    """Require a torch tensor of ``dims`` dimensions."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        raise ArgumentError(f"{op}: {name} is a {type(value).__name__}; expected a torch tensor {layout}")
+    if value.dim() != dims:
+        raise ArgumentError(f"{op}: {name} has shape {list(value.shape)}; expected {layout}")
+    if value.layout is not torch.strided or value.is_neg() or value.is_conj():
+        raise ArgumentError(f"{op}: {name} is {value.layout} or a lazy view; expected a plain strided tensor")
+
+
+def same_shape(op: str, name: str, value: Any, expected: tuple[int, ...], layout: str, reference: str) -> None:
+    """Require a shape."""
+    if tuple(value.shape) != expected:
+        raise ArgumentError(f"{op}: {name} has shape {list(value.shape)}; expected {layout} = {list(expected)} as {reference} says")
+
+
+def dtype(op: str, name: str, value: Any, *allowed: Any) -> None:
+    """Require one of some torch dtypes."""
+    if value.dtype not in allowed:
+        raise ArgumentError(f"{op}: {name} is {value.dtype}; expected {' or '.join(map(str, allowed))}")
+
+
+def same_device(op: str, **operands: Any) -> Any:
+    """Require one device for all operands that are there, a CUDA device or the CPU; returns it."""
+    devices = {name: value.device for name, value in operands.items() if value is not None}
+    if len(set(devices.values())) > 1:
+        raise ArgumentError(f"{op}: operands are on several devices: {', '.join(f'{n} on {d}' for n, d in devices.items())}; move them to one")
+    found = next(iter(devices.values()))
+    if found.type not in ("cuda", "cpu"):
+        raise UnsupportedError(f"{op}: operands are on {found}; there are kernels for CUDA devices and the CPU")
+    return found
+
+
+def last_stride_one(op: str, name: str, value: Any) -> None:
+    """Require elements of a row to be adjacent."""
+    if value.shape[-1] > 1 and value.stride(-1) != 1:
+        raise ArgumentError(f"{op}: {name} has strides {list(value.stride())}; its last dimension must be contiguous (call .contiguous())")
+
+
+def writable(op: str, name: str, value: Any) -> None:
+    """Require every element of an output to have a place of its own."""
+    spans = sorted((abs(stride), size) for size, stride in zip(value.shape, value.stride(), strict=True) if size > 1)
+    reach = 0
+    for stride, size in spans:
+        if stride <= reach:
+            raise ArgumentError(
+                f"{op}: {name} has strides {list(value.stride())} for shape {list(value.shape)}: elements may overlap; an output needs a place for each"
+            )
+        reach += stride * (size - 1)
+
+
+def no_gradient(op: str, **operands: Any) -> None:
+    """Refuse operands whose gradient would silently be lost."""
+    import torch
+
+    if torch.is_grad_enabled():
+        wanted = [name for name, value in operands.items() if value is not None and value.requires_grad]
+        if wanted:
+            raise UnsupportedError(f"{op}: {', '.join(wanted)} requires a gradient, which this op does not give; use torch.no_grad() or .detach()")
+
+
+def lse_base(op: str, base: Any) -> float:
+    """The logarithm's base as a number: ``"e"``, ``"2"``, ``"10"``, or any number above 0 other than 1."""
+    number = BASES.get(str(base))
+    if number is None and isinstance(base, int | float) and not isinstance(base, bool):
+        number = float(base)
+    if number is None or not (0 < number < math.inf) or number == 1:
+        raise ArgumentError(f'{op}: lse_base={base!r}; expected "e", "2", "10" or a positive number other than 1')
+    return number
+
+
+def backend_for(op: str, backend: str, device: Any) -> str:
+    """The backend for tensors on a device."""
+    allowed = ("nvrtc", "nvcc") if device.type == "cuda" else ("cpu",)
+    chosen = settings.get().backend if backend == "auto" else backend
+    if chosen == "auto" or (backend == "auto" and chosen not in allowed):
+        return allowed[0]
+    if chosen not in allowed:
+        raise ArgumentError(f"{op}: backend={backend!r} for tensors on {device}; expected auto or {' or '.join(allowed)}")
+    return chosen
+
+
+def device_number(device: Any) -> int:
+    """The number that the loader uses for a torch device."""
+    if device.type == "cpu":
+        return CPU
+    import torch
+
+    return torch.cuda.current_device() if device.index is None else int(device.index)
+
+
+def tag(value: Any) -> str:
+    """The tag of a tensor's dtype."""
+    return dtypes.resolve(value.dtype).tag
+
+
+class PerThread(threading.local):
+    """Bound calls by signature, of one thread. Bounded, since shapes of a serving engine vary without end."""
+
+    limit = 4096
+
+    def __init__(self) -> None:
+        self.calls: dict[Any, Any] = {}
+
+    def keep(self, signature: Any, call: Any) -> Any:
+        """Remember a call."""
+        if len(self.calls) >= self.limit:
+            self.calls.clear()
+        self.calls[signature] = call
+        return call
