@@ -42,7 +42,7 @@ JITKERN_DEVICE bool is_infinite(double x) {
 }
 template <class A>
 JITKERN_DEVICE A minus_infinity() {
-  return -static_cast<A>(__builtin_huge_valf());
+  return static_cast<A>(float_of(0xff800000u));
 }
 
 // 2^k for -126 <= k <= 127.
