@@ -1,2 +1,83 @@
-"""GPU attention kernels with no build step."""
+"""GPU attention kernels with no build step: CUDA text, compiled at first use, cached, launched on your own stream.
+
+Importing this package makes no file, opens no device and imports neither torch nor CuPy; the ops do, at first use.
+"""
+
+from __future__ import annotations
+
+import importlib
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from jitkern.errors import (
+        ArgumentError,
+        CacheError,
+        CaptureError,
+        CompileError,
+        JitkernError,
+        LaunchError,
+        MissError,
+        SettingError,
+        ToolchainError,
+        UnsupportedError,
+    )
+    from jitkern.events import Event, Stats, listen, stats
+    from jitkern.ops.merge import merge_attn_states
+    from jitkern.warm import warmup
+
 __version__ = "0.1.0"
+
+# Public name -> module. Ops come with their torch registration, which torch.compile needs.
+_HOMES = {
+    **dict.fromkeys(
+        (
+            "ArgumentError",
+            "CacheError",
+            "CaptureError",
+            "CompileError",
+            "JitkernError",
+            "LaunchError",
+            "MissError",
+            "SettingError",
+            "ToolchainError",
+            "UnsupportedError",
+        ),
+        "jitkern.errors",
+    ),
+    **dict.fromkeys(("Event", "Stats", "listen", "stats"), "jitkern.events"),
+    "merge_attn_states": "jitkern.torch_ops",
+    "warmup": "jitkern.warm",
+}
+
+__all__ = [
+    "ArgumentError",
+    "CacheError",
+    "CaptureError",
+    "CompileError",
+    "Event",
+    "JitkernError",
+    "LaunchError",
+    "MissError",
+    "SettingError",
+    "Stats",
+    "ToolchainError",
+    "UnsupportedError",
+    "__version__",
+    "listen",
+    "merge_attn_states",
+    "stats",
+    "warmup",
+]
+
+
+def __getattr__(name: str) -> Any:
+    home = _HOMES.get(name)
+    if home is None:
+        raise AttributeError(f"module 'jitkern' has no attribute {name!r}")
+    value = getattr(importlib.import_module(home), name)
+    globals()[name] = value
+    return value
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

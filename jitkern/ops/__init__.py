@@ -1,1 +1,13 @@
 """The ops, one public one a module: check, choose the variant, make outputs, launch."""
+
+from __future__ import annotations
+
+import importlib
+
+_WITH_KERNELS = ("pairwise",)
+
+
+def register_all() -> None:
+    """Import every module that makes a kernel known to warm-up and the command line."""
+    for name in _WITH_KERNELS:
+        importlib.import_module(f"jitkern.ops.{name}")

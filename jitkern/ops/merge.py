@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from typing import Any
 
+import torch
+
 from jitkern.errors import UnsupportedError
-from jitkern.ops import pairwise
+from jitkern.ops import checks, pairwise
 
 OP = "merge_attn_states"
-_NAMES = ("output", "output_lse", "prefix_output", "prefix_lse", "suffix_output", "suffix_lse")
+NAMES = ("output", "output_lse", "prefix_output", "prefix_lse", "suffix_output", "suffix_lse")
 
 
 def merge_attn_states(
@@ -49,9 +51,14 @@ def merge_attn_states(
     """
     if output_scale is not None:
         raise UnsupportedError(f"{OP}: output_scale is given, but there is no quantised output yet; leave it None")
+    if torch.compiler.is_compiling():
+        base = checks.lse_base(OP, lse_base)
+        inputs = (prefix_output, prefix_lse, suffix_output, suffix_lse)
+        torch.ops.jitkern.merge_attn_states(output, *inputs, output_lse, prefill_tokens_with_context, lse_base=base)
+        return
     pairwise.merge(
         OP,
-        _NAMES,
+        NAMES,
         "hn",
         output,
         output_lse,

@@ -1,0 +1,140 @@
+"""The command ``jitkern``, the same as ``python -m jitkern``.
+
+Exit codes: 0 done and good; 1 done, and something is wrong; 2 the command line makes no sense.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+from jitkern import __version__, bench
+from jitkern.errors import JitkernError
+
+
+def _print(data: Any, as_json: bool, text: str) -> None:
+    print(json.dumps(data, indent=1, default=str) if as_json else text)
+
+
+def _demo(arguments: argparse.Namespace) -> int:
+    from jitkern import demo
+
+    result = demo.run(arguments.device, quiet=arguments.json)
+    lines = [f"jitkern {__version__} on {result['device']}", bench.table(result["rows"])]
+    lines.append("Every result agrees with attention over all keys in float64." if result["ok"] else "WRONG: see column ok.")
+    _print(result, arguments.json, "\n".join(lines))
+    return 0 if result["ok"] else 1
+
+
+def _doctor(arguments: argparse.Namespace) -> int:
+    from jitkern import doctor
+
+    result = doctor.report()
+    lines = []
+    for item in result["findings"]:
+        lines.append(f"{item['status']:4}  {item['part']:13} {item['text']}")
+        if item["status"] != "ok" and item["fix"]:
+            lines.append(f"{'':20}-> {item['fix']}")
+    _print(result, arguments.json, "\n".join([*lines, result["verdict"]]))
+    return 0 if result["ok"] else 1
+
+
+def _warm(arguments: argparse.Namespace) -> int:
+    from jitkern import driver, loader, variants, warm
+    from jitkern.progress import Progress
+
+    targets = arguments.target or [driver.target(0) if driver.available() else "cpu"]
+    constants = {name: int(value) if value.isdigit() else value for name, _, value in (c.partition("=") for c in arguments.constant)}
+    wanted = []
+    for target in map(variants.check_target, targets):
+        backend = "cpu" if target == "cpu" else "nvrtc"
+        wanted += warm.choose(arguments.kernel, target, backend, arguments.dtype, arguments.pack, constants)
+    with Progress("jitkern warm", quiet=arguments.json) as say:
+        done = warm.fill_cache(wanted, lambda n, count, v: say(f"{n}/{count} {v.name}"))
+    rows = [{"variant": item.variant.name, "how": item.how, "ms": round(item.seconds * 1000, 1)} for item in done]
+    place = loader.store()
+    where = str(place.root) if place else "nowhere: no folder can be written to"
+    _print({"cache": where, "variants": rows}, arguments.json, f"{bench.table(rows)}\n{len(rows)} variants in {where}")
+    return 0 if place else 1
+
+
+def _cache(arguments: argparse.Namespace) -> int:
+    from jitkern import loader
+
+    place = loader.store()
+    if place is None:
+        print("jitkern: there is no cache folder that can be used; jitkern doctor says why", file=sys.stderr)
+        return 1
+    entries = sorted(place.entries(), key=lambda item: item[1].st_mtime, reverse=True)
+    total = sum(size for _, _, size in entries)
+    if arguments.action == "path":
+        _print({"path": str(place.root)}, arguments.json, str(place.root))
+    elif arguments.action == "size":
+        _print({"bytes": total, "entries": len(entries)}, arguments.json, f"{total} bytes in {len(entries)} entries")
+    elif arguments.action == "list":
+        rows = [{"target": path.parent.name, "entry": path.name, "bytes": size} for path, _, size in entries]
+        _print(rows, arguments.json, bench.table(rows))
+    else:
+        removed = place.clear()
+        _print({"removed": removed, "bytes": total}, arguments.json, f"removed {removed} entries, {total} bytes")
+    return 0
+
+
+def _show(arguments: argparse.Namespace) -> int:
+    from jitkern import sources
+
+    if arguments.kernel is None:
+        _print(sources.names(), arguments.json, "\n".join(sources.names()))
+        return 0
+    text = sources.shipped(arguments.kernel).flat
+    _print({"kernel": arguments.kernel, "text": text}, arguments.json, text)
+    return 0
+
+
+def _parser() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="jitkern", description="GPU attention kernels with no build step.")
+    parser.add_argument("--version", action="version", version=f"jitkern {__version__}")
+    commands = parser.add_subparsers(required=True, metavar="command")
+
+    def command(name: str, run: Any, summary: str, example: str) -> argparse.ArgumentParser:
+        sub = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog=f"example: {example}")
+        sub.add_argument("--json", action="store_true", help="print JSON")
+        sub.set_defaults(run=run)
+        return sub
+
+    demo = command("demo", _demo, "compile a kernel, merge real attention states, check and time it", "jitkern demo --device cpu")
+    demo.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
+    command("doctor", _doctor, "find every part, launch a probe, say what to do", "jitkern doctor --json")
+    warm = command("warm", _warm, "compile variants into the cache, without a GPU", "jitkern warm --target sm_90 --target sm_80")
+    warm.add_argument("kernel", nargs="?", help="a kernel; default: all of them")
+    warm.add_argument("--target", action="append", help="sm_XX or cpu, may be repeated; default: this machine's")
+    warm.add_argument("--dtype", help="f32, f16, bf16; default: all")
+    warm.add_argument("--pack", type=int, help="elements per access; default: the widest")
+    warm.add_argument("--constant", action="append", default=[], metavar="NAME=VALUE", help="for example d=96, may be repeated")
+    cache = command("cache", _cache, "look at the disk cache or clear it", "jitkern cache list")
+    cache.add_argument("action", choices=("path", "list", "size", "clear"))
+    show = command("show", _show, "print a kernel's flattened text", "jitkern show merge_attn_states")
+    show.add_argument("kernel", nargs="?", help="a kernel; default: list them")
+    return parser
+
+
+def main(argv: Sequence[str] | None = None) -> int:
+    """Run the command line; returns the exit code."""
+    arguments = _parser().parse_args(argv)
+    try:
+        return int(arguments.run(arguments))
+    except JitkernError as error:
+        print(f"jitkern: {error}", file=sys.stderr)
+        return 1
+    except BrokenPipeError:
+        sys.stderr.close()  # the reader went away, as in `jitkern show | head`
+        return 0
+    except KeyboardInterrupt:
+        return 130
+
+
+if __name__ == "__main__":
+    sys.exit(main())

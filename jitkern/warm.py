@@ -1,0 +1,135 @@
+"""Make variants ready ahead of time: on a device (``warmup``), or in the cache only, for any targets (``fill_cache``)."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import Any
+
+from jitkern import dtypes, launch, loader, ops, variants
+from jitkern.errors import ArgumentError
+from jitkern.variants import Kernel, Variant
+
+
+@dataclass(frozen=True)
+class Warmed:
+    """A variant that is ready.
+
+    Attributes:
+        variant: which.
+        how: ``compiled`` or ``cached``.
+        seconds: how long it took.
+    """
+
+    variant: Variant
+    how: str
+    seconds: float
+
+
+def _kernels(name: str | None) -> list[Kernel]:
+    ops.register_all()
+    known = variants.registered()
+    if name is None:
+        return list(known.values())
+    if name not in known:
+        raise ArgumentError(f"no kernel {name!r}; there are {', '.join(sorted(known))}")
+    return [known[name]]
+
+
+def choose(
+    kernel: str | None,
+    target: str,
+    backend: str,
+    dtype: Any = None,
+    pack: int | None = None,
+    constants: dict[str, int | str] | None = None,
+) -> list[Variant]:
+    """The variants that a request means: one if everything is given, else the common ones that fit it.
+
+    Raises:
+        ArgumentError: the kernel or a constant is unknown, or nothing fits.
+    """
+    given = constants or {}
+    tag = None if dtype is None else dtypes.resolve(dtype).tag
+    chosen: list[Variant] = []
+    for item in _kernels(kernel):
+        unknown = [name for name in given if name not in item.constants]
+        if unknown:
+            raise ArgumentError(f"{item.name} has no constant {', '.join(unknown)}; it has {', '.join(item.constants) or 'none'}")
+        if tag and pack and len(given) == len(item.constants):
+            exact = variants.make_constants(item, given)
+            chosen.append(Variant(item.name, tag, pack, target, exact, backend))
+            continue
+        for variant in item.variants(target, backend):
+            fits = tag in (None, variant.dtype) and pack in (None, variant.pack)
+            if fits and all(dict(variant.constants)[name] == value for name, value in given.items()):
+                chosen.append(variant)
+    if not chosen:
+        raise ArgumentError(
+            f"no common variant of {kernel or 'any kernel'} has dtype={tag}, pack={pack}, {given};"
+            " give dtype, pack and every constant to name one exactly"
+        )
+    return chosen
+
+
+def warmup(
+    kernel: str | None = None,
+    *,
+    dtype: Any = None,
+    pack: int | None = None,
+    device: Any = None,
+    backend: str = "auto",
+    **constants: int | str,
+) -> list[Warmed]:
+    """Compile, load and resolve variants on a device, so that a later call is warm and can be captured in a graph.
+
+    With nothing given, every kernel's common variants. With ``dtype``, ``pack`` and all constants, exactly that variant
+    (this is the form that :class:`~jitkern.CaptureError` prints); with some of them, the common variants that fit.
+
+    Args:
+        kernel: ``"merge_attn_states"`` and so on; None: all.
+        dtype: a torch dtype, or a tag such as ``"bf16"``.
+        pack: elements per access.
+        device: a torch device, its name or number; None: the current CUDA device, or the CPU if there is none.
+        backend: ``auto``, ``nvrtc``, ``nvcc`` or ``cpu``.
+        constants: the kernel's further compile-time constants, for example ``d=128``.
+
+    Raises:
+        ArgumentError: the request names nothing.
+        CompileError, ToolchainError, LaunchError: a variant cannot be made.
+    """
+    import torch
+
+    from jitkern.ops import checks
+
+    if device is None:
+        device = "cuda" if torch.cuda.is_available() else "cpu"
+    place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    number = checks.device_number(place)
+    chosen = checks.backend_for("warmup", backend, place)
+    warmed = []
+    for variant in choose(kernel, launch.target(number), chosen, dtype, pack, constants):
+        start = time.perf_counter()
+        function = loader.get(variant, number)
+        warmed.append(Warmed(variant, function.how, time.perf_counter() - start))
+    return warmed
+
+
+def fill_cache(
+    wanted: Iterable[Variant], progress: Callable[[int, int, Variant], None] | None = None
+) -> list[Warmed]:
+    """Compile variants into the cache, for any targets; needs no GPU.
+
+    Args:
+        wanted: the variants.
+        progress: called before each with (number from 1, count, variant).
+    """
+    todo, done = list(wanted), []
+    for number, variant in enumerate(todo, start=1):
+        if progress:
+            progress(number, len(todo), variant)
+        start = time.perf_counter()
+        _, how = loader.obtain(variant)
+        done.append(Warmed(variant, how, time.perf_counter() - start))
+    return done
