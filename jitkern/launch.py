@@ -27,7 +27,7 @@ _MAX_GRID = (2**31 - 1, 65535, 65535)
 
 
 def stream_handle(stream: Any, device: int) -> int:
-    """The raw handle of a stream: an int as it is (0 too), a torch or CuPy stream, or anything with ``__cuda_stream__``.
+    """The raw handle of a stream: an int as it is (0 too), a torch or CuPy stream, anything with ``__cuda_stream__``.
 
     Raises:
         ArgumentError: it is none of these, or belongs to another device.
@@ -36,7 +36,9 @@ def stream_handle(stream: Any, device: int) -> int:
         return stream
     owner = getattr(getattr(stream, "device", None), "index", None)
     if owner is not None and owner != device:
-        raise ArgumentError(f"stream= belongs to cuda:{owner}, the tensors to cuda:{device}; pass a stream of their device")
+        raise ArgumentError(
+            f"stream= belongs to cuda:{owner}, the tensors to cuda:{device}; pass a stream of their device"
+        )
     for name in ("cuda_stream", "ptr"):
         handle = getattr(stream, name, None)
         if isinstance(handle, int):
@@ -117,7 +119,7 @@ class Call:
         if self._host:
             self._config = ctypes.create_string_buffer(_HOST_LAUNCH.pack(*grid, *block, host_threads(work)))
             self._entry: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(function.handle)
-            self._launch = (ctypes.addressof(self._parameters), ctypes.addressof(self._config))
+            self._launch: tuple[Any, ...] = (ctypes.addressof(self._parameters), ctypes.addressof(self._config))
             return
         driver.ensure_context(function.device)
         self._attribute = ctypes.create_string_buffer(_PDL_ATTRIBUTE.pack(_PDL, 1))
@@ -148,12 +150,12 @@ class Call:
             self._fail(result, stream)
 
     def _fail(self, result: int, stream: int) -> None:
-        what = f"launching {self.function.variant.symbol} on cuda:{self.function.device}, grid {self.grid}, block {self.block}, stream {stream:#x}"
+        what = f"launching {self.function.variant.symbol} on cuda:{self.function.device},"
+        what += f" grid {self.grid}, block {self.block}, stream {stream:#x}"
         if result == 201:  # no context in this thread, or another device's
             what += " (is a tensor's device the current one?)"
         driver.check(result, what)
         raise LaunchError(what)
-
 
 
 class _Torch:

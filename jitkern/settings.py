@@ -32,7 +32,8 @@ class Settings:
         default=1 << 30, metadata={"help": "bytes the cache may take before the least recently used entries go"}
     )
     mode: str = field(
-        default="jit", metadata={"help": "jit: compile on a miss; hit-only: a miss raises", "one_of": ("jit", "hit-only")}
+        default="jit",
+        metadata={"help": "jit: compile on a miss; hit-only: a miss raises", "one_of": ("jit", "hit-only")},
     )
     backend: str = field(
         default="auto",
@@ -165,7 +166,7 @@ def reload() -> Settings:
 
 @contextlib.contextmanager
 def override(**changes: Any) -> Iterator[Settings]:
-    """Use other settings inside a ``with`` block (process-wide, so not for concurrent threads with different wishes)."""
+    """Use other settings inside a ``with`` block. Process-wide: not for concurrent threads with different wishes."""
     global _override
     before = _override
     _override = replace(get(), **changes)
@@ -177,4 +178,7 @@ def override(**changes: Any) -> Iterator[Settings]:
 
 def table() -> list[tuple[str, str, str]]:
     """(variable, default, meaning) of every setting, for documentation and ``jitkern doctor``."""
-    return [(_PREFIX + f.name.upper(), str(f.default if f.default not in (None, ()) else "-"), f.metadata["help"]) for f in fields(Settings)]
+    return [
+        (_PREFIX + f.name.upper(), str(f.default if f.default not in (None, ()) else "-"), f.metadata["help"])
+        for f in fields(Settings)
+    ]

@@ -49,7 +49,9 @@ def root() -> Path:
         if candidate.is_dir():
             return candidate
     looked = " or ".join(str(candidate) for candidate in candidates)
-    raise ToolchainError(f"the kernel texts are missing: no folder {looked}. Reinstall jitkern, or set JITKERN_SOURCES_DIR.")
+    raise ToolchainError(
+        f"the kernel texts are missing: no folder {looked}. Reinstall jitkern, or set JITKERN_SOURCES_DIR."
+    )
 
 
 def names() -> list[str]:

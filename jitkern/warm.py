@@ -1,4 +1,4 @@
-"""Make variants ready ahead of time: on a device (``warmup``), or in the cache only, for any targets (``fill_cache``)."""
+"""Make variants ready ahead of time: on a device (``warmup``), or in the cache only (``fill_cache``)."""
 
 from __future__ import annotations
 
@@ -56,7 +56,9 @@ def choose(
     for item in _kernels(kernel):
         unknown = [name for name in given if name not in item.constants]
         if unknown:
-            raise ArgumentError(f"{item.name} has no constant {', '.join(unknown)}; it has {', '.join(item.constants) or 'none'}")
+            raise ArgumentError(
+                f"{item.name} has no constant {', '.join(unknown)}; it has {', '.join(item.constants) or 'none'}"
+            )
         if tag and pack and len(given) == len(item.constants):
             exact = variants.make_constants(item, given)
             chosen.append(Variant(item.name, tag, pack, target, exact, backend))
@@ -116,9 +118,7 @@ def warmup(
     return warmed
 
 
-def fill_cache(
-    wanted: Iterable[Variant], progress: Callable[[int, int, Variant], None] | None = None
-) -> list[Warmed]:
+def fill_cache(wanted: Iterable[Variant], progress: Callable[[int, int, Variant], None] | None = None) -> list[Warmed]:
     """Compile variants into the cache, for any targets; needs no GPU.
 
     Args:

@@ -52,6 +52,8 @@ def merge(
         merged_tokens: tokens from this one on are copies of ``b``; None: all are merged.
         lse_base, stream, backend: as in the public ops.
     """
+    addresses: Any
+    signature: Any
     try:
         addresses = (
             out.data_ptr(),
@@ -62,19 +64,19 @@ def merge(
             b_lse.data_ptr(),
         )
         signature = (
-            *(out.shape, out.stride(), out.dtype, out.get_device()),
-            *(a.shape, a.stride(), a.dtype, a.get_device()),
-            *(b.shape, b.stride(), b.dtype, b.get_device()),
-            *(a_lse.shape, a_lse.stride(), a_lse.dtype, a_lse.get_device()),
-            *(b_lse.shape, b_lse.stride(), b_lse.dtype, b_lse.get_device()),
-            None if out_lse is None else (out_lse.shape, out_lse.stride(), out_lse.dtype, out_lse.get_device()),
+            *(out.shape, out.stride(), out.dtype, out.device),
+            *(a.shape, a.stride(), a.dtype, a.device),
+            *(b.shape, b.stride(), b.dtype, b.device),
+            *(a_lse.shape, a_lse.stride(), a_lse.dtype, a_lse.device),
+            *(b_lse.shape, b_lse.stride(), b_lse.dtype, b_lse.device),
+            None if out_lse is None else (out_lse.shape, out_lse.stride(), out_lse.dtype, out_lse.device),
             (addresses[0] | addresses[2] | addresses[4]) & (variants.PACK_BYTES - 1),
             (addresses[0] == addresses[2], addresses[0] == addresses[4]),
             (addresses[1] == addresses[3], addresses[1] == addresses[5]),
             (lse_layout, lse_base, backend),
         )
-    except AttributeError:
-        addresses, signature = (), ()
+    except AttributeError:  # not a tensor: the check says so
+        addresses = signature = None
     bound = _thread.calls.get(signature)
     if bound is None or launch.gradient_wanted(a, a_lse, b, b_lse):
         state = dict(zip(names, (out, out_lse, a, a_lse, b, b_lse), strict=True))
@@ -84,7 +86,9 @@ def merge(
     if merged_tokens is None:
         merged_tokens = tokens
     elif not 0 <= merged_tokens <= tokens:
-        raise ArgumentError(f"{op}: prefill_tokens_with_context={merged_tokens}; expected 0 to {tokens}, the number of tokens")
+        raise ArgumentError(
+            f"{op}: prefill_tokens_with_context={merged_tokens}; expected 0 to {tokens}, the number of tokens"
+        )
     if call is not None:
         launch.on(call, stream, *addresses, merged_tokens)
 
@@ -101,8 +105,9 @@ def _check(op: str, state: dict[str, Any], lse_layout: str) -> None:
         checks.tensor(op, name, value, 3, "[tokens, heads, head size]")
         checks.same_shape(op, name, value, tuple(out.shape), "[tokens, heads, head size]", out_name)
         checks.last_stride_one(op, name, value)
-    kinds = (torch.float32, torch.float16, torch.bfloat16)
-    kinds += (torch.float64,) if out.device.type == "cpu" else ()
+    kinds = [torch.float32, torch.float16, torch.bfloat16]
+    if out.device.type == "cpu":
+        kinds.append(torch.float64)
     checks.dtype(op, out_name, out, *kinds)
     tokens, heads, _ = out.shape
     rows = (heads, tokens) if lse_layout == "hn" else (tokens, heads)
@@ -150,7 +155,12 @@ def _bind(
     if tokens == 0 or heads == 0 or d == 0:
         return None, tokens
     size = dtypes.resolve(out.dtype).size
-    row_strides = [stride * size for value in (out, a, b) for stride, n in zip(value.stride()[:2], out.shape[:2], strict=True) if n > 1]
+    row_strides = [
+        stride * size
+        for value in (out, a, b)
+        for stride, n in zip(value.stride()[:2], out.shape[:2], strict=True)
+        if n > 1
+    ]
     pack = variants.widest_pack(size, d * size, *row_strides, *addresses[0::2][:1], addresses[2], addresses[4])
     device = checks.device_number(out.device)
     target = launch.target(device)
@@ -184,7 +194,7 @@ def _lse_strides(value: Any, transposed: bool) -> tuple[int, int]:
 
 
 def geometry(tokens: int, heads: int, packs: int, device: int) -> tuple[launch.Dim3, launch.Dim3]:
-    """(grid, block): whole rows in a block, heads before tokens, a number of heads that divides all of them if possible."""
+    """(grid, block): whole rows in a block, heads before tokens, a number of heads that divides all if possible."""
     if device == CPU:
         lanes, block_heads, block_tokens = 1, 1, 1
     else:
