@@ -64,6 +64,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     "k negative": ({"prefill_tokens_with_context": -1}, ["prefill_tokens_with_context=-1"]),
     "base 1": ({"lse_base": 1}, ["lse_base=1"]),
     "base of words": ({"lse_base": "ten"}, ["lse_base='ten'", '"10"']),
+    "base of a list": ({"lse_base": [2]}, ["lse_base=[2]"]),
     "base NaN": ({"lse_base": float("nan")}, ["lse_base=nan"]),
     "GPU backend for CPU tensors": ({"backend": "nvrtc"}, ["backend='nvrtc'", "cpu"]),
     "unknown backend": ({"backend": "hip"}, ["backend='hip'"]),

@@ -73,11 +73,12 @@ def merge(
             (addresses[0] | addresses[2] | addresses[4]) & (variants.PACK_BYTES - 1),
             (addresses[0] == addresses[2], addresses[0] == addresses[4]),
             (addresses[1] == addresses[3], addresses[1] == addresses[5]),
+            a.is_neg() or b.is_neg() or a_lse.is_neg() or b_lse.is_neg() or out.is_neg(),
             (lse_layout, lse_base, backend),
         )
-    except AttributeError:  # not a tensor: the check says so
-        addresses = signature = None
-    bound = _thread.calls.get(signature)
+        bound = _thread.calls.get(signature)
+    except (AttributeError, TypeError):  # something is no tensor, or cannot be hashed: the checks say what
+        addresses = signature = bound = None
     if bound is None or launch.gradient_wanted(a, a_lse, b, b_lse):
         state = dict(zip(names, (out, out_lse, a, a_lse, b, b_lse), strict=True))
         _check(op, state, lse_layout)
