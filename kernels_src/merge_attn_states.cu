@@ -20,6 +20,12 @@
 #ifndef JITKERN_D
 #define JITKERN_D 128
 #endif
+#ifndef JITKERN_THREADS
+#define JITKERN_THREADS 256
+#endif
+#ifndef JITKERN_INDEX
+#define JITKERN_INDEX jitkern::i64
+#endif
 
 namespace jitkern {
 
@@ -30,10 +36,12 @@ constexpr int kD = JITKERN_D;
 constexpr int kPack = JITKERN_PACK;
 static_assert(kD % kPack == 0, "the head size must be a multiple of the pack");
 constexpr int kPacks = kD / kPack;  // in a row
-constexpr int kMaxThreads = 256;    // in a block
+constexpr int kMaxThreads = JITKERN_THREADS;  // in a block
 constexpr int kLanes = JITKERN_ON_GPU ? (kPacks < kMaxThreads ? kPacks : kMaxThreads) : 1;
 
 static_assert(kD > 0, "the head size must be positive");
+
+using Index = JITKERN_INDEX;
 
 struct Row2 {  // strides in elements
   i64 token, head;
@@ -127,7 +135,9 @@ JITKERN_DEVICE void write_row(Outcome outcome, const Weights& w, const T* a, con
 }
 #endif
 
-JITKERN_DEVICE i64 offset(const Row2& stride, i64 token, i64 head) { return token * stride.token + head * stride.head; }
+JITKERN_DEVICE Index offset(const Row2& stride, Index token, Index head) {
+  return token * static_cast<Index>(stride.token) + head * static_cast<Index>(stride.head);
+}
 
 }  // namespace jitkern
 
@@ -135,12 +145,12 @@ JITKERN_EXPORT(jitkern::MergeParams)
 
 JITKERN_KERNEL(jitkern::MergeParams, jitkern::kMaxThreads) {
   using namespace jitkern;
-  const i64 token_tile = static_cast<i64>(blockIdx.z) * gridDim.y + blockIdx.y;
-  const i64 token = token_tile * blockDim.z + threadIdx.z;
-  const i64 head = static_cast<i64>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const Index token_tile = static_cast<Index>(blockIdx.z) * gridDim.y + blockIdx.y;
+  const Index token = token_tile * blockDim.z + threadIdx.z;
+  const Index head = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
   const bool inside = token < p.tokens && head < p.heads;
-  const i64 t = inside ? token : 0;
-  const i64 h = inside ? head : 0;
+  const Index t = inside ? token : 0;
+  const Index h = inside ? head : 0;
 
   A a_lse = mul(p.a_lse[offset(p.a_lse_stride, t, h)], static_cast<A>(p.a_to_out));
   A b_lse = mul(p.b_lse[offset(p.b_lse_stride, t, h)], static_cast<A>(p.b_to_out));

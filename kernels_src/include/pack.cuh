@@ -2,6 +2,13 @@
 #pragma once
 #include "include/dtype.cuh"
 
+#ifndef JITKERN_LOAD
+#define JITKERN_LOAD(address) (*(address))
+#endif
+#ifndef JITKERN_STORE
+#define JITKERN_STORE(address, value) (*(address) = (value))
+#endif
+
 namespace jitkern {
 
 // N elements of T, aligned so that a GPU moves them with one instruction. N is a power of two.
@@ -39,12 +46,13 @@ struct WordOf<1> {
 template <class T, int N>
 JITKERN_DEVICE Pack<T, N> load_pack(const T* address) {
   using Word = typename WordOf<sizeof(T) * N>::type;
-  return __builtin_bit_cast(Pack<T, N>, *reinterpret_cast<const Word*>(address));
+  // Read once: keep it out of the L1, where it would only push other rows' L out.
+  return __builtin_bit_cast(Pack<T, N>, JITKERN_LOAD(reinterpret_cast<const Word*>(address)));
 }
 template <class T, int N>
 JITKERN_DEVICE void store_pack(T* address, const Pack<T, N>& pack) {
   using Word = typename WordOf<sizeof(T) * N>::type;
-  *reinterpret_cast<Word*>(address) = __builtin_bit_cast(Word, pack);
+  JITKERN_STORE(reinterpret_cast<Word*>(address), __builtin_bit_cast(Word, pack));
 }
 #else
 template <class T, int N>

@@ -7,7 +7,6 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 import torch
 
-import jitkern
 from jitkern import loader, settings
 from tests.merge_oracle import States, random_states
 from tests.test_merge_contract import BITS, DTYPES, run
