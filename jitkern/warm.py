@@ -59,13 +59,14 @@ def choose(
             raise ArgumentError(
                 f"{item.name} has no constant {', '.join(unknown)}; it has {', '.join(item.constants) or 'none'}"
             )
-        if tag and pack and len(given) == len(item.constants):
+        needed = [name for name, default in item.constants.items() if default is None]
+        if tag and pack and all(name in given for name in needed):
             exact = variants.make_constants(item, given)
             chosen.append(Variant(item.name, tag, pack, target, exact, backend))
             continue
         for variant in item.variants(target, backend):
             fits = tag in (None, variant.dtype) and pack in (None, variant.pack)
-            if fits and all(dict(variant.constants)[name] == value for name, value in given.items()):
+            if fits and variant.constants == variants.make_constants(item, dict(variant.constants) | given):
                 chosen.append(variant)
     if not chosen:
         raise ArgumentError(

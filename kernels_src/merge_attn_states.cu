@@ -21,10 +21,13 @@
 #define JITKERN_D 128
 #endif
 #ifndef JITKERN_THREADS
-#define JITKERN_THREADS 256
+#define JITKERN_THREADS 128
 #endif
-#ifndef JITKERN_INDEX
-#define JITKERN_INDEX jitkern::i64
+#ifndef JITKERN_STRIDE
+#define JITKERN_STRIDE 32
+#endif
+#ifndef JITKERN_PDL
+#define JITKERN_PDL 0
 #endif
 
 namespace jitkern {
@@ -41,7 +44,8 @@ constexpr int kLanes = JITKERN_ON_GPU ? (kPacks < kMaxThreads ? kPacks : kMaxThr
 
 static_assert(kD > 0, "the head size must be positive");
 
-using Index = JITKERN_INDEX;
+// Products are 64 bits wide in any case; a stride of 2^31 elements or more needs 64 bits itself.
+using Stride = Choose<JITKERN_STRIDE == 32, i32, i64>::type;
 
 struct Row2 {  // strides in elements
   i64 token, head;
@@ -57,15 +61,15 @@ struct MergeParams {
   i64 merged_tokens;  // later ones are copied from b
   Row2 out_stride, a_stride, b_stride;
   Row2 out_lse_stride, a_lse_stride, b_lse_stride;
-  i64 tokens;
-  double a_to_out;    // ln(base of a) / ln(base of the output)
-  double b_to_out;
-  double out_to_e;  // ln(base of the output)
-  i64 heads;
-  i64 lse_aliased;  // out_lse is a_lse or b_lse
+  i32 tokens, heads;
+  A a_to_out;  // ln(base of a) / ln(base of the output)
+  A b_to_out;
+  A out_to_e;  // ln(base of the output)
+  A e_to_out;
+  i32 lse_aliased;  // out_lse is a_lse or b_lse
 };
 
-static_assert(sizeof(MergeParams) == 25 * 8, "jitkern/ops/merge.py packs this block");
+static_assert(sizeof(MergeParams) == (sizeof(A) == 4 ? 180 + 4 : 200), "jitkern/ops/merge.py packs this block");
 
 enum class Outcome { merge, copy_a, copy_b, empty };
 
@@ -86,15 +90,15 @@ JITKERN_DEVICE Weights weigh(A a_lse, A b_lse, A out_to_e) {
   w.larger_lse = a_is_larger ? a_lse : b_lse;
   const A difference = add(a_is_larger ? b_lse : a_lse, -w.larger_lse);
   w.e = exp_nonpositive(mul(difference, out_to_e));
-  const A larger = divide(static_cast<A>(1), add(static_cast<A>(1), w.e));
+  const A larger = reciprocal(add(static_cast<A>(1), w.e));
   const A smaller = mul(w.e, larger);
   w.a = a_is_larger ? larger : smaller;
   w.b = a_is_larger ? smaller : larger;
   return w;
 }
 
-JITKERN_DEVICE A merged_lse(const Weights& w, A out_to_e) {
-  return add(w.larger_lse, divide(log1p_unit(w.e), out_to_e));
+JITKERN_DEVICE A merged_lse(const Weights& w, A e_to_out) {
+  return add(w.larger_lse, mul(log1p_unit(w.e), e_to_out));
 }
 
 // Two products and a sum, not a fused one: so that swapping a and b changes no bit.
@@ -135,8 +139,9 @@ JITKERN_DEVICE void write_row(Outcome outcome, const Weights& w, const T* a, con
 }
 #endif
 
-JITKERN_DEVICE Index offset(const Row2& stride, Index token, Index head) {
-  return token * static_cast<Index>(stride.token) + head * static_cast<Index>(stride.head);
+JITKERN_DEVICE i64 offset(const Row2& stride, i32 token, i32 head) {
+  return static_cast<i64>(token) * static_cast<Stride>(stride.token) +
+         static_cast<i64>(head) * static_cast<Stride>(stride.head);
 }
 
 }  // namespace jitkern
@@ -145,26 +150,27 @@ JITKERN_EXPORT(jitkern::MergeParams)
 
 JITKERN_KERNEL(jitkern::MergeParams, jitkern::kMaxThreads) {
   using namespace jitkern;
-  const Index token_tile = static_cast<Index>(blockIdx.z) * gridDim.y + blockIdx.y;
-  const Index token = token_tile * blockDim.z + threadIdx.z;
-  const Index head = static_cast<Index>(blockIdx.x) * blockDim.y + threadIdx.y;
+  const i32 token = static_cast<i32>((blockIdx.z * gridDim.y + blockIdx.y) * blockDim.z + threadIdx.z);
+  const i32 head = static_cast<i32>(blockIdx.x * blockDim.y + threadIdx.y);
   const bool inside = token < p.tokens && head < p.heads;
-  const Index t = inside ? token : 0;
-  const Index h = inside ? head : 0;
+  const i32 t = inside ? token : 0;
+  const i32 h = inside ? head : 0;
+#if JITKERN_PDL && JITKERN_ON_GPU
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
 
-  A a_lse = mul(p.a_lse[offset(p.a_lse_stride, t, h)], static_cast<A>(p.a_to_out));
-  A b_lse = mul(p.b_lse[offset(p.b_lse_stride, t, h)], static_cast<A>(p.b_to_out));
+  A a_lse = mul(p.a_lse[offset(p.a_lse_stride, t, h)], p.a_to_out);
+  A b_lse = mul(p.b_lse[offset(p.b_lse_stride, t, h)], p.b_to_out);
   if (p.lse_aliased) block_barrier();
   if (!inside) return;
 
   const Outcome outcome = t < p.merged_tokens ? outcome_of(a_lse, b_lse) : Outcome::copy_b;
-  const A out_to_e = static_cast<A>(p.out_to_e);
-  const Weights w = weigh(a_lse, b_lse, out_to_e);
+  const Weights w = weigh(a_lse, b_lse, p.out_to_e);
   const int lane = static_cast<int>(threadIdx.x);
   write_row(outcome, w, p.a + offset(p.a_stride, t, h), p.b + offset(p.b_stride, t, h),
             p.out + offset(p.out_stride, t, h), lane);
   if (lane == 0 && p.out_lse) {
-    A lse = merged_lse(w, out_to_e);
+    A lse = merged_lse(w, p.e_to_out);
     if (outcome == Outcome::copy_a) lse = a_lse;
     if (outcome == Outcome::copy_b) lse = b_lse;
     if (outcome == Outcome::empty) lse = minus_infinity<A>();

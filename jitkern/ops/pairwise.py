@@ -10,9 +10,9 @@ from jitkern.errors import ArgumentError
 from jitkern.loader import CPU
 from jitkern.ops import checks
 
-_LAYOUT = "6Pq12qq3d2q"  # struct MergeParams of kernels_src/merge_attn_states.cu
+_LAYOUT = "6Pq12q2i4{}i0P"  # struct MergeParams of kernels_src/merge_attn_states.cu; {}: f, or d beside float64
 _PATCH = "6Pq"
-_MAX_THREADS = 256
+_MAX_THREADS = 128
 _MAX_BLOCK_Z = 64
 _MAX_GRID_Y = 65535
 _HEAD_SIZES = (64, 128, 256, 512)
@@ -20,7 +20,7 @@ _HEAD_SIZES = (64, 128, 256, 512)
 KERNEL = variants.register(
     variants.Kernel(
         "merge_attn_states",
-        ("d",),
+        {"d": None, "stride": 32},
         tuple((tag, pack, (("d", d),)) for tag, pack in (("f32", 4), ("f16", 8), ("bf16", 8)) for d in _HEAD_SIZES),
     )
 )
@@ -155,6 +155,8 @@ def _bind(
     tokens, heads, d = map(int, out.shape)
     if tokens == 0 or heads == 0 or d == 0:
         return None, tokens
+    if max(tokens, heads) >= 1 << 31:
+        raise ArgumentError(f"{op}: {tokens} tokens and {heads} heads; a call takes less than 2^31 of either")
     size = dtypes.resolve(out.dtype).size
     row_strides = [
         stride * size
@@ -165,7 +167,9 @@ def _bind(
     pack = variants.widest_pack(size, d * size, *row_strides, *addresses[0::2][:1], addresses[2], addresses[4])
     device = checks.device_number(out.device)
     target = launch.target(device)
-    variant = variants.Variant(KERNEL.name, checks.tag(out), pack, target, (("d", d),), chosen)
+    wide = any(abs(stride) >= 1 << 31 for value in state.values() if value is not None for stride in value.stride())
+    constants = variants.make_constants(KERNEL, {"d": d, "stride": 64 if wide else 32})
+    variant = variants.Variant(KERNEL.name, checks.tag(out), pack, target, constants, chosen)
     handle = None if device == CPU else launch.resolve_stream(stream, device)
     function = loader.get(variant, device, handle)
     transposed = lse_layout == "hn"
@@ -175,15 +179,17 @@ def _bind(
         *(stride for value in (out, a, b) for stride in value.stride()[:2]),
         *(stride for value in (out_lse, a_lse, b_lse) for stride in _lse_strides(value, transposed)),
         tokens,
+        heads,
         1.0,
         1.0,
         math.log(base) if base != math.e else 1.0,
-        heads,
+        1 / math.log(base) if base != math.e else 1.0,
         int(addresses[1] in (addresses[3], addresses[5])),
     ]
     grid, block = geometry(tokens, heads, d // pack, device)
     work = 3 * tokens * heads * d * size
-    return launch.Call(function, grid, block, _LAYOUT, values, _PATCH, work=work), tokens
+    layout = _LAYOUT.format("d" if variant.dtype == "f64" else "f")
+    return launch.Call(function, grid, block, layout, values, _PATCH, work=work), tokens
 
 
 def _lse_strides(value: Any, transposed: bool) -> tuple[int, int]:

@@ -46,7 +46,6 @@ struct WordOf<1> {
 template <class T, int N>
 JITKERN_DEVICE Pack<T, N> load_pack(const T* address) {
   using Word = typename WordOf<sizeof(T) * N>::type;
-  // Read once: keep it out of the L1, where it would only push other rows' L out.
   return __builtin_bit_cast(Pack<T, N>, JITKERN_LOAD(reinterpret_cast<const Word*>(address)));
 }
 template <class T, int N>

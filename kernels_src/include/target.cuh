@@ -29,6 +29,15 @@ using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
+
+template <bool First, class A, class B>
+struct Choose {
+  using type = A;
+};
+template <class A, class B>
+struct Choose<false, A, B> {
+  using type = B;
+};
 static_assert(sizeof(i64) == 8 && sizeof(u32) == 4 && sizeof(u16) == 2, "the fixed-width names must mean what they say");
 }  // namespace jitkern
 
