@@ -44,8 +44,8 @@ constexpr int kLanes = JITKERN_ON_GPU ? (kPacks < kMaxThreads ? kPacks : kMaxThr
 
 static_assert(kD > 0, "the head size must be positive");
 
-// Products are 64 bits wide in any case; a stride of 2^31 elements or more needs 64 bits itself.
-using Stride = Choose<JITKERN_STRIDE == 32, i32, i64>::type;
+// Offsets are 64 bits wide in any case; only a stride of 2^32 elements or more needs 64 bits itself.
+using Stride = Choose<JITKERN_STRIDE == 32, u32, u64>::type;
 
 struct Row2 {  // strides in elements
   i64 token, head;
@@ -61,7 +61,7 @@ struct MergeParams {
   i64 merged_tokens;  // later ones are copied from b
   Row2 out_stride, a_stride, b_stride;
   Row2 out_lse_stride, a_lse_stride, b_lse_stride;
-  i32 tokens, heads;
+  u32 tokens, heads;
   A a_to_out;  // ln(base of a) / ln(base of the output)
   A b_to_out;
   A out_to_e;  // ln(base of the output)
@@ -102,35 +102,34 @@ JITKERN_DEVICE A merged_lse(const Weights& w, A e_to_out) {
 }
 
 // Two products and a sum, not a fused one: so that swapping a and b changes no bit.
-JITKERN_DEVICE T merge_element(const Weights& w, T a, T b) {
-  T out;
-  narrow(add(mul(widen(a), w.a), mul(widen(b), w.b)), out);
-  return out;
+struct Merge {
+  A weight_a, weight_b;
+  JITKERN_DEVICE_METHOD A operator()(A a, A b) const { return add(mul(a, weight_a), mul(b, weight_b)); }
+};
+
+JITKERN_DEVICE u64 offset(const Row2& stride, u32 token, u32 head) {
+  return static_cast<u64>(token) * static_cast<Stride>(stride.token) +
+         static_cast<u64>(head) * static_cast<Stride>(stride.head);
 }
 
 #if JITKERN_ON_GPU
-JITKERN_DEVICE void write_row(Outcome outcome, const Weights& w, const T* a, const T* b, T* out, int lane) {
-#pragma unroll
-  for (int pack = lane; pack < kPacks; pack += kLanes) {
-    const int at = pack * kPack;
-    // Both are loaded whatever the outcome, so that the loads do not wait for L; what is not wanted is not used.
-    const auto pack_a = load_pack<T, kPack>(a + at);
-    const auto pack_b = load_pack<T, kPack>(b + at);
-    Pack<T, kPack> result;
-    for (int i = 0; i < kPack; ++i) result.element[i] = merge_element(w, pack_a.element[i], pack_b.element[i]);
-    if (outcome == Outcome::copy_a) result = pack_a;
-    if (outcome == Outcome::copy_b) result = pack_b;
-    if (outcome == Outcome::empty) result = Pack<T, kPack>{};
-    store_pack<T, kPack>(out + at, result);
-  }
+using RowPack = Pack<T, kPack>;
+
+JITKERN_DEVICE RowPack finish(Outcome outcome, const Weights& w, const RowPack& a, const RowPack& b) {
+  RowPack out = combine<T, kPack>(a, b, Merge{w.a, w.b});
+  if (outcome == Outcome::copy_a) out = a;
+  if (outcome == Outcome::copy_b) out = b;
+  if (outcome == Outcome::empty) out = RowPack{};
+  return out;
 }
 #else
 // Element by element, for the compiler to vectorise. An output that is an input is the same view of it, so that no
 // iteration reads what another one wrote.
-JITKERN_DEVICE void write_row(Outcome outcome, const Weights& w, const T* a, const T* b, T* out, int) {
+JITKERN_DEVICE void finish_row(Outcome outcome, const Weights& w, const T* a, const T* b, T* out) {
   if (outcome == Outcome::merge) {
+    const Merge merge{w.a, w.b};
 #pragma GCC ivdep
-    for (int i = 0; i < kD; ++i) out[i] = merge_element(w, a[i], b[i]);
+    for (int i = 0; i < kD; ++i) narrow(merge(widen(a[i]), widen(b[i])), out[i]);
   } else if (outcome == Outcome::empty) {
     for (int i = 0; i < kD; ++i) out[i] = T{};
   } else {
@@ -139,36 +138,52 @@ JITKERN_DEVICE void write_row(Outcome outcome, const Weights& w, const T* a, con
 }
 #endif
 
-JITKERN_DEVICE i64 offset(const Row2& stride, i32 token, i32 head) {
-  return static_cast<i64>(token) * static_cast<Stride>(stride.token) +
-         static_cast<i64>(head) * static_cast<Stride>(stride.head);
-}
-
 }  // namespace jitkern
 
 JITKERN_EXPORT(jitkern::MergeParams)
 
 JITKERN_KERNEL(jitkern::MergeParams, jitkern::kMaxThreads) {
   using namespace jitkern;
-  const i32 token = static_cast<i32>((blockIdx.z * gridDim.y + blockIdx.y) * blockDim.z + threadIdx.z);
-  const i32 head = static_cast<i32>(blockIdx.x * blockDim.y + threadIdx.y);
+  const u32 token = (blockIdx.z * gridDim.y + blockIdx.y) * blockDim.z + threadIdx.z;
+  const u32 head = blockIdx.x * blockDim.y + threadIdx.y;
   const bool inside = token < p.tokens && head < p.heads;
-  const i32 t = inside ? token : 0;
-  const i32 h = inside ? head : 0;
+  const u32 t = inside ? token : 0;
+  const u32 h = inside ? head : 0;
 #if JITKERN_PDL && JITKERN_ON_GPU
   asm volatile("griddepcontrol.wait;" ::: "memory");
 #endif
 
-  A a_lse = mul(p.a_lse[offset(p.a_lse_stride, t, h)], p.a_to_out);
-  A b_lse = mul(p.b_lse[offset(p.b_lse_stride, t, h)], p.b_to_out);
+  A a_lse = p.a_lse[offset(p.a_lse_stride, t, h)];
+  A b_lse = p.b_lse[offset(p.b_lse_stride, t, h)];
+  const T* a = p.a + offset(p.a_stride, t, h);
+  const T* b = p.b + offset(p.b_stride, t, h);
+  T* out = p.out + offset(p.out_stride, t, h);
+  const int lane = static_cast<int>(threadIdx.x);
+#if JITKERN_ON_GPU
+  // Both sides are loaded whatever L will say: waiting for L first would double the latency. What is not wanted is not
+  // used.
+  auto pack_a = load_pack<T, kPack>(a + lane * kPack);
+  auto pack_b = load_pack<T, kPack>(b + lane * kPack);
+#endif
   if (p.lse_aliased) block_barrier();
   if (!inside) return;
 
+  a_lse = mul(a_lse, p.a_to_out);
+  b_lse = mul(b_lse, p.b_to_out);
   const Outcome outcome = t < p.merged_tokens ? outcome_of(a_lse, b_lse) : Outcome::copy_b;
   const Weights w = weigh(a_lse, b_lse, p.out_to_e);
-  const int lane = static_cast<int>(threadIdx.x);
-  write_row(outcome, w, p.a + offset(p.a_stride, t, h), p.b + offset(p.b_stride, t, h),
-            p.out + offset(p.out_stride, t, h), lane);
+#if JITKERN_ON_GPU
+  store_pack<T, kPack>(out + lane * kPack, finish(outcome, w, pack_a, pack_b));
+  if constexpr (kPacks > kLanes) {
+    for (int at = (lane + kLanes) * kPack; at < kD; at += kLanes * kPack) {
+      pack_a = load_pack<T, kPack>(a + at);
+      pack_b = load_pack<T, kPack>(b + at);
+      store_pack<T, kPack>(out + at, finish(outcome, w, pack_a, pack_b));
+    }
+  }
+#else
+  finish_row(outcome, w, a, b, out);
+#endif
   if (lane == 0 && p.out_lse) {
     A lse = merged_lse(w, p.e_to_out);
     if (outcome == Outcome::copy_a) lse = a_lse;

@@ -10,7 +10,7 @@ from jitkern.errors import ArgumentError
 from jitkern.loader import CPU
 from jitkern.ops import checks
 
-_LAYOUT = "6Pq12q2i4{}i0P"  # struct MergeParams of kernels_src/merge_attn_states.cu; {}: f, or d beside float64
+_LAYOUT = "6Pq12q2I4{}i0P"  # struct MergeParams of kernels_src/merge_attn_states.cu; {}: f, or d beside float64
 _PATCH = "6Pq"
 _MAX_THREADS = 128
 _MAX_BLOCK_Z = 64
@@ -167,7 +167,7 @@ def _bind(
     pack = variants.widest_pack(size, d * size, *row_strides, *addresses[0::2][:1], addresses[2], addresses[4])
     device = checks.device_number(out.device)
     target = launch.target(device)
-    wide = any(abs(stride) >= 1 << 31 for value in state.values() if value is not None for stride in value.stride())
+    wide = any(stride >= 1 << 32 for value in state.values() if value is not None for stride in value.stride())
     constants = variants.make_constants(KERNEL, {"d": d, "stride": 64 if wide else 32})
     variant = variants.Variant(KERNEL.name, checks.tag(out), pack, target, constants, chosen)
     handle = None if device == CPU else launch.resolve_stream(stream, device)

@@ -12,9 +12,11 @@
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define JITKERN_ON_GPU 1
 #define JITKERN_DEVICE __device__ __forceinline__
+#define JITKERN_DEVICE_METHOD __device__ __forceinline__
 #else
 #define JITKERN_ON_GPU 0
 #define JITKERN_DEVICE static inline __attribute__((always_inline))
+#define JITKERN_DEVICE_METHOD inline __attribute__((always_inline))
 #endif
 
 // The entry symbol: a plain C name, so that profilers show it and no name mangling is ever looked up.
