@@ -8,6 +8,7 @@ Calls are not shared between threads; ops keep them per thread.
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -62,6 +63,16 @@ def host_threads(work: int) -> int:
     return min(most, 1 + work // _BYTES_PER_THREAD)
 
 
+@functools.cache
+def launches_early(device: int) -> bool:
+    """Whether programmatic stream serialization is used: Hopper and data-centre Blackwell, a driver that captures it.
+
+    Graphs hold such launches since CUDA 12.3; on sm_12x capturing one fails.
+    """
+    family = int(driver.target(device).removeprefix("sm_")) // 10
+    return settings.get().pdl and family in (9, 10) and driver.version() >= 12030
+
+
 class Call:
     """A kernel with its grid and parameter block, ready to be launched many times.
 
@@ -74,7 +85,8 @@ class Call:
         patch: the format of the leading values that every launch replaces (``"6P"``: six addresses).
         shared: bytes of dynamic shared memory.
         work: bytes moved, which decide how many threads a CPU kernel gets.
-        pdl: let the kernel start before its predecessor in the stream has finished; the text must then wait for it.
+        pdl: let the kernel be launched before its predecessor in the stream has finished; its text must wait for it.
+            It hides the launch's latency. Ignored where it does not work (see :func:`launches_early`).
 
     Raises:
         ArgumentError: the grid is larger than a device takes.
@@ -123,7 +135,8 @@ class Call:
             return
         driver.ensure_context(function.device)
         self._attribute = ctypes.create_string_buffer(_PDL_ATTRIBUTE.pack(_PDL, 1))
-        attributes = (ctypes.addressof(self._attribute), 1) if pdl else (0, 0)
+        early = pdl and launches_early(function.device)
+        attributes = (ctypes.addressof(self._attribute), 1) if early else (0, 0)
         self._config = ctypes.create_string_buffer(_CONFIG.pack(*grid, *block, shared, 0, *attributes))
         self._addresses = (ctypes.c_void_p * 1)(ctypes.addressof(self._parameters))
         self._launch = (ctypes.byref(self._config), ctypes.c_void_p(function.handle), self._addresses, None)

@@ -52,6 +52,9 @@ class Settings:
     )
     quiet: bool = field(default=False, metadata={"help": "no line about compiles that take longer than a second"})
     sources_dir: Path | None = field(default=None, metadata={"help": "kernel texts to use instead of the package's"})
+    pdl: bool = field(
+        default=True, metadata={"help": "launch kernels that wait for their predecessor before it has finished"}
+    )
     threads: int = field(default=0, metadata={"help": "threads of a CPU kernel; 0: as many as torch uses"})
     validate: bool = field(default=False, metadata={"help": "also check values on the device, at the cost of a sync"})
 
@@ -110,6 +113,7 @@ _PARSERS: dict[str, Any] = {
     "cache_roots": _paths,
     "cache_max": _size,
     "lock_timeout": _seconds,
+    "pdl": _boolean,
     "quiet": _boolean,
     "sources_dir": _path,
     "threads": _count,

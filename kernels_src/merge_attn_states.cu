@@ -11,23 +11,19 @@
 // Launch: block (kLanes, heads, tokens), grid (head tiles, token tiles, further token tiles). A row, that is one (token, head), belongs to
 // kLanes threads of one block, each moving every kLanes-th pack. Therefore no index is ever divided, and a barrier
 // between reading and writing L is all it takes to let output_lse be one of the inputs.
+// The kernel may be launched before its predecessor has finished (programmatic stream serialization): it works out its
+// addresses, then waits, and does not itself let a successor start early.
 // Bytes moved: tokens * heads * (3 D sizeof(T) + 12).
 //
-// Holes (-D): JITKERN_ENTRY, JITKERN_T, JITKERN_PACK, JITKERN_D (head size).
+// Holes (-D): JITKERN_ENTRY, JITKERN_T, JITKERN_PACK, JITKERN_D (head size), JITKERN_STRIDE (32, or 64).
 #include "include/arithmetic.cuh"
 #include "include/pack.cuh"
 
 #ifndef JITKERN_D
 #define JITKERN_D 128
 #endif
-#ifndef JITKERN_THREADS
-#define JITKERN_THREADS 128
-#endif
 #ifndef JITKERN_STRIDE
 #define JITKERN_STRIDE 32
-#endif
-#ifndef JITKERN_PDL
-#define JITKERN_PDL 0
 #endif
 
 namespace jitkern {
@@ -39,7 +35,7 @@ constexpr int kD = JITKERN_D;
 constexpr int kPack = JITKERN_PACK;
 static_assert(kD % kPack == 0, "the head size must be a multiple of the pack");
 constexpr int kPacks = kD / kPack;  // in a row
-constexpr int kMaxThreads = JITKERN_THREADS;  // in a block
+constexpr int kMaxThreads = 128;  // in a block
 constexpr int kLanes = JITKERN_ON_GPU ? (kPacks < kMaxThreads ? kPacks : kMaxThreads) : 1;
 
 static_assert(kD > 0, "the head size must be positive");
@@ -149,9 +145,7 @@ JITKERN_KERNEL(jitkern::MergeParams, jitkern::kMaxThreads) {
   const bool inside = token < p.tokens && head < p.heads;
   const u32 t = inside ? token : 0;
   const u32 h = inside ? head : 0;
-#if JITKERN_PDL && JITKERN_ON_GPU
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
+  wait_for_predecessor();
 
   A a_lse = p.a_lse[offset(p.a_lse_stride, t, h)];
   A b_lse = p.b_lse[offset(p.b_lse_stride, t, h)];

@@ -189,7 +189,7 @@ def _bind(
     grid, block = geometry(tokens, heads, d // pack, device)
     work = 3 * tokens * heads * d * size
     layout = _LAYOUT.format("d" if variant.dtype == "f64" else "f")
-    return launch.Call(function, grid, block, layout, values, _PATCH, work=work), tokens
+    return launch.Call(function, grid, block, layout, values, _PATCH, work=work, pdl=True), tokens
 
 
 def _lse_strides(value: Any, transposed: bool) -> tuple[int, int]:

@@ -2,14 +2,6 @@
 #pragma once
 #include "include/dtype.cuh"
 
-// How a pack is read and written; a kernel may choose a cache hint.
-#ifndef JITKERN_LOAD
-#define JITKERN_LOAD(address) (*(address))
-#endif
-#ifndef JITKERN_STORE
-#define JITKERN_STORE(address, value) (*(address) = (value))
-#endif
-
 namespace jitkern {
 
 #if JITKERN_ON_GPU
@@ -51,12 +43,12 @@ struct Pack {
 template <class T, int N>
 JITKERN_DEVICE Pack<T, N> load_pack(const T* address) {
   using Word = typename WordOf<Pack<T, N>::kBytes>::type;
-  return __builtin_bit_cast(Pack<T, N>, JITKERN_LOAD(reinterpret_cast<const Word*>(address)));
+  return __builtin_bit_cast(Pack<T, N>, *reinterpret_cast<const Word*>(address));
 }
 template <class T, int N>
 JITKERN_DEVICE void store_pack(T* address, const Pack<T, N>& pack) {
   using Word = typename WordOf<Pack<T, N>::kBytes>::type;
-  JITKERN_STORE(reinterpret_cast<Word*>(address), __builtin_bit_cast(Word, pack));
+  *reinterpret_cast<Word*>(address) = __builtin_bit_cast(Word, pack);
 }
 
 // f(a, b) of every element, in the accumulator's type, rounded to T once.

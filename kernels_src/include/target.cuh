@@ -51,6 +51,14 @@ static_assert(sizeof(i64) == 8 && sizeof(u32) == 4 && sizeof(u16) == 2, "the fix
 
 namespace jitkern {
 JITKERN_DEVICE void block_barrier() { __syncthreads(); }
+
+// Until everything before this kernel in its stream has finished and can be read. Every thread of every kernel that is
+// launched early calls it before it reads or writes anything; it costs nothing where a kernel was launched in order.
+JITKERN_DEVICE void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 }  // namespace jitkern
 
 #if defined(JITKERN_EXPORT_FUNCTION)  // nvcc builds a shared object: let its loader ask for the driver's handle
@@ -82,6 +90,7 @@ JITKERN_DEVICE void block_barrier() { __syncthreads(); }
 
 namespace jitkern {
 JITKERN_DEVICE void block_barrier() {}
+JITKERN_DEVICE void wait_for_predecessor() {}
 }  // namespace jitkern
 
 #endif
