@@ -3,8 +3,8 @@
     python benchmarks/bench_merge.py --out benchmarks/results/merge.csv
 
 Peers that are not there are left out: sglang's merge_state_v2 (the kernel that vLLM ships too; give the path of
-common_ops.abi3.so in SGLANG_OPS), FlashInfer (in a process of its own, since its failed launches stick), Triton with one
-program per (token, head), the eager formula and torch.compile of it.
+common_ops.abi3.so in SGLANG_OPS), FlashInfer (in a process of its own, since its failed launches stick), Triton with
+one program per (token, head), the eager formula and torch.compile of it.
 """
 
 from __future__ import annotations

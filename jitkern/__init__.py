@@ -25,6 +25,8 @@ if TYPE_CHECKING:
     )
     from jitkern.events import Event, Stats, listen, stats
     from jitkern.ops.merge import merge_attn_states
+    from jitkern.ops.nway import merge_states
+    from jitkern.ops.state import merge_state, merge_state_in_place
     from jitkern.warm import warmup
 
 # Public name -> module. Ops come with their torch registration, which torch.compile needs.
@@ -45,7 +47,7 @@ _HOMES = {
         "jitkern.errors",
     ),
     **dict.fromkeys(("Event", "Stats", "listen", "stats"), "jitkern.events"),
-    "merge_attn_states": "jitkern.torch_ops",
+    **dict.fromkeys(("merge_attn_states", "merge_state", "merge_state_in_place", "merge_states"), "jitkern.torch_ops"),
     "warmup": "jitkern.warm",
 }
 
@@ -65,6 +67,9 @@ __all__ = [
     "__version__",
     "listen",
     "merge_attn_states",
+    "merge_state",
+    "merge_state_in_place",
+    "merge_states",
     "stats",
     "warmup",
 ]
