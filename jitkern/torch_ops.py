@@ -140,8 +140,8 @@ _register(
 
 
 def _merge_backward(*arguments: Any) -> list[Any]:
-    *operands, base_a, base_b, base_out = arguments
-    return gradient.merge_backward(*operands, bases=(base_a, base_b, base_out))
+    bases: tuple[float, float, float] = arguments[-3:]  # type: ignore[assignment]
+    return gradient.merge_backward(*arguments[:-3], bases)  # type: ignore[call-arg]
 
 
 def _merge_backward_fake(grad_v: Any, grad_s: Any, v: list[Any], s: list[Any], *_: Any) -> list[Any]:
