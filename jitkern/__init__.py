@@ -27,6 +27,7 @@ if TYPE_CHECKING:
     from jitkern.ops.merge import merge_attn_states
     from jitkern.ops.nway import merge_states
     from jitkern.ops.state import merge_state, merge_state_in_place
+    from jitkern.prepare import Prepared, prepare
     from jitkern.warm import warmup
 
 # Public name -> module. Ops come with their torch registration, which torch.compile needs.
@@ -48,6 +49,7 @@ _HOMES = {
     ),
     **dict.fromkeys(("Event", "Stats", "listen", "stats"), "jitkern.events"),
     **dict.fromkeys(("merge_attn_states", "merge_state", "merge_state_in_place", "merge_states"), "jitkern.torch_ops"),
+    **dict.fromkeys(("Prepared", "prepare"), "jitkern.prepare"),
     "warmup": "jitkern.warm",
 }
 
@@ -60,6 +62,7 @@ __all__ = [
     "JitkernError",
     "LaunchError",
     "MissError",
+    "Prepared",
     "SettingError",
     "Stats",
     "ToolchainError",
@@ -70,6 +73,7 @@ __all__ = [
     "merge_state",
     "merge_state_in_place",
     "merge_states",
+    "prepare",
     "stats",
     "warmup",
 ]

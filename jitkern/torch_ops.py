@@ -140,7 +140,7 @@ _register(
 
 
 def _merge_backward(*arguments: Any) -> list[Any]:
-    bases: tuple[float, float, float] = arguments[-3:]  # type: ignore[assignment]
+    bases: tuple[float, float, float] = arguments[-3:]
     return gradient.merge_backward(*arguments[:-3], bases)  # type: ignore[call-arg]
 
 

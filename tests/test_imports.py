@@ -27,6 +27,7 @@ ORDER = (
     ("compilers",),
     ("loader",),
     ("launch",),
+    ("prepare",),
     ("ops",),
     ("torch_ops", "compat", "bench", "warm"),
     ("doctor", "demo", "notebook"),

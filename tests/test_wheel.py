@@ -166,4 +166,3 @@ def test_metadata(built):
     assert {"torch", "cupy-cuda12x", "cupy-cuda13x"} <= extras
     (points,) = [n for n in built.wheel if n.endswith(".dist-info/entry_points.txt")]
     assert b"jitkern = jitkern.cli:main" in built.wheel[points]
-
