@@ -56,25 +56,28 @@ def merge_attn_states(
         ArgumentError: an operand does not fit; nothing has run.
         CaptureError: the variant is not ready and a CUDA graph is being captured; the message names the warm-up line.
     """
+    inputs = (prefix_output, prefix_lse, suffix_output, suffix_lse)
+    plain = output_scale is None and prefix_scale is None and suffix_scale is None
     extras, k = None, prefill_tokens_with_context
+    quick = plain and not torch.compiler.is_compiling()
+    if quick and pairwise.again("hn", output, output_lse, *inputs, k, lse_base, stream, backend):
+        return
     if k is not None and not isinstance(k, int):
         extras, k = Extras(merged_tokens=k), None
-    if output_scale is not None or prefix_scale is not None or suffix_scale is not None:
+    if not plain:
         extras = (extras or Extras())._replace(out_scale=output_scale, a_scale=prefix_scale, b_scale=suffix_scale)
-    inputs = (prefix_output, prefix_lse, suffix_output, suffix_lse)
     if torch.compiler.is_compiling():
         scales = {"prefix_scale": prefix_scale, "suffix_scale": suffix_scale}
         scales["tokens_with_context"] = None if extras is None else extras.merged_tokens
-        a, b, out = checks.lse_bases(OP, lse_base)
-        torch.ops.jitkern.merge_attn_states(
-            output, *inputs, output_lse, k, output_scale, **scales, base_a=a, base_b=b, base_out=out
-        )
-        return
-    if wants_gradient(*inputs) and extras is None:
-        _differentiable(output, output_lse, inputs, k, lse_base)
+        bases = checks.lse_bases(OP, lse_base)
+        named = dict(zip(("base_a", "base_b", "base_out"), bases, strict=True))
+        torch.ops.jitkern.merge_attn_states(output, *inputs, output_lse, k, output_scale, **scales, **named)
         return
     operands = (output, output_lse, *inputs)
-    pairwise.merge(OP, NAMES, "hn", *operands, k, lse_base, stream, backend, extras)
+    if extras is None and wants_gradient(*inputs):
+        _differentiable(output, output_lse, inputs, k, lse_base)
+    else:
+        pairwise.merge(OP, NAMES, "hn", *operands, k, lse_base, stream, backend, extras)
 
 
 def _differentiable(output: Any, output_lse: Any, inputs: tuple[Any, ...], k: int | None, lse_base: Any) -> None:
