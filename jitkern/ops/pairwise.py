@@ -170,7 +170,7 @@ def _bind(
     if max(tokens, heads) >= 1 << 31:
         raise ArgumentError(f"{op}: {tokens} tokens and {heads} heads; a call takes less than 2^31 of either")
     device = checks.device_number(out.device)
-    pack = min(_pack_of(value, d) for value in (out, a, b))
+    pack = min(pack_of(value, d) for value in (out, a, b))
     holes: dict[str, int | str] = {
         "d": d,
         "out": "" if out.dtype == a.dtype else dtypes.resolve(out.dtype).cuda,
@@ -204,7 +204,7 @@ def _bind(
     return launch.Call(function, grid, block, layout, values, patch, work=work, pdl=True), tokens
 
 
-def _pack_of(value: Any, d: int) -> int:
+def pack_of(value: Any, d: int) -> int:
     """Elements of the widest access that an operand's address and strides allow."""
     size = value.element_size()
     strides = [stride * size for stride, n in zip(value.stride()[:2], value.shape[:2], strict=True) if n > 1]
