@@ -9,6 +9,7 @@ import argparse
 import json
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from jitkern import bench
@@ -89,6 +90,14 @@ def _cache(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _bench(arguments: argparse.Namespace) -> int:
+    from jitkern.benches import merge
+
+    result = merge.run(arguments)
+    _print(result, arguments.json, merge.text(result))
+    return 0
+
+
 def _show(arguments: argparse.Namespace) -> int:
     from jitkern import sources
 
@@ -130,6 +139,16 @@ def _parser() -> argparse.ArgumentParser:
     )
     cache = command("cache", _cache, "look at the disk cache or clear it", "jitkern cache list")
     cache.add_argument("action", choices=("path", "list", "size", "clear"))
+    compare = command(
+        "bench", _bench, "compare with the public kernels that are installed", "jitkern bench merge --out merge.csv"
+    )
+    compare.add_argument("what", choices=("merge",))
+    compare.add_argument("--out", type=Path, help="a CSV file; plots go beside it, where matplotlib is installed")
+    compare.add_argument(
+        "--peers", default="jitkern,sglang,triton,eager,flashinfer", help="default: all; also: compile"
+    )
+    compare.add_argument("--shapes", choices=("baseline", "grid"), default="baseline")
+    compare.add_argument("--repeats", type=int, default=7)
     show = command("show", _show, "print a kernel's flattened text", "jitkern show merge_attn_states")
     show.add_argument("kernel", nargs="?", help="a kernel; default: list them")
     return parser
