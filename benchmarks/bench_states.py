@@ -2,9 +2,9 @@
 
     python benchmarks/bench_states.py --out benchmarks/results/states.csv
 
-GPU time by graph replay over rotating buffers. The peers are what one does without the N-way kernel: a chain of
-jitkern's own pairwise merges in place, and FlashInfer's merge_states where it is installed; for 8-bit output, a merge and
-sglang's static quantisation (SGLANG_OPS names common_ops.abi3.so).
+GPU time by graph replay over rotating buffers. The peers are what one does without: instead of the N-way kernel a chain
+of jitkern's own pairwise merges in place; instead of fused 8-bit output a merge and a quantise kernel (Inductor's, the
+eager formula, and sglang's where SGLANG_OPS names a common_ops.abi3.so that has one).
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
 """``jitkern bench merge``: the pairwise merge beside the public kernels, on whatever GPU or CPU is there.
 
-GPU time by graph replay over rotating buffers, host time by asynchronous calls; on a CPU, time by the clock. Peers that are
-not there are left out: sglang's merge_state_v2 (the kernel that vLLM ships too; SGLANG_OPS names common_ops.abi3.so),
-FlashInfer (in a process of its own, since its failed launches stick), Triton with one program per (token, head), the
+GPU time by graph replay over rotating buffers, host time by asynchronous calls; on a CPU, time by the clock. Peers that
+are not there are left out: sglang's merge_state_v2 (the kernel that vLLM ships too; SGLANG_OPS names
+common_ops.abi3.so), FlashInfer (in a process of its own, since its failed launches stick), Triton with one program per (token, head), the
 eager formula and torch.compile of it.
 """
 
@@ -11,7 +11,6 @@ from __future__ import annotations
 import argparse
 import json
 import math
-import os
 import subprocess
 import sys
 from collections.abc import Callable, Sequence
@@ -22,8 +21,8 @@ import torch
 
 from jitkern import bench
 from jitkern.benches import common
+from jitkern.benches.peers import MAKERS, Operands, Shape, traffic
 
-Shape = tuple[int, int, int, str]
 F32, F16, BF16 = "float32", "float16", "bfloat16"
 _SIZES = (
     (256, 4, 32),
@@ -48,69 +47,6 @@ GRID: list[Shape] = [
 ]
 PEERS = "jitkern,sglang,triton,eager,flashinfer"
 _MISSING = (ImportError, KeyError, OSError, AttributeError)
-
-
-def traffic(shape: Shape) -> int:
-    """Bytes that a pairwise merge has to move."""
-    n, h, d, name = shape
-    return 3 * n * h * d * getattr(torch, name).itemsize + 12 * n * h
-
-
-class Operands:
-    """One set of buffers; L lies in memory as [n, h], which every peer wants."""
-
-    def __init__(self, shape: Shape, device: str = "cuda") -> None:
-        n, h, d, name = shape
-        self.a, self.b = (torch.randn(n, h, d, device=device).to(getattr(torch, name)) for _ in range(2))
-        self.a_lse, self.b_lse = (torch.randn(n, h, device=device) for _ in range(2))
-        self.out, self.out_lse = torch.empty_like(self.a), torch.empty_like(self.a_lse)
-
-
-def eager(o: Operands) -> tuple[Any, Any]:
-    """The formula as one writes it in torch."""
-    top = torch.maximum(o.a_lse, o.b_lse)
-    wa, wb = torch.exp(o.a_lse - top), torch.exp(o.b_lse - top)
-    total = wa + wb
-    return (o.a * (wa / total).unsqueeze(-1) + o.b * (wb / total).unsqueeze(-1)).to(o.a.dtype), top + total.log()
-
-
-def _jitkern() -> Callable[[Operands], Any]:
-    import jitkern
-
-    return lambda o: jitkern.merge_attn_states(o.out, o.a, o.a_lse.T, o.b, o.b_lse.T, o.out_lse.T)
-
-
-def _sglang() -> Callable[[Operands], Any]:
-    torch.ops.load_library(os.environ["SGLANG_OPS"])
-    op = torch.ops.sgl_kernel.merge_state_v2.default
-    return lambda o: op(o.a, o.a_lse, o.b, o.b_lse, o.out, o.out_lse)
-
-
-def _triton() -> Callable[[Operands], Any]:
-    from jitkern.benches import triton_merge
-
-    return lambda o: triton_merge.merge(o.out, o.out_lse, o.a, o.a_lse, o.b, o.b_lse)
-
-
-def _flashinfer() -> Callable[[Operands], Any]:
-    import flashinfer
-
-    return lambda o: flashinfer.merge_state(o.a, o.a_lse, o.b, o.b_lse)
-
-
-def _compiled() -> Callable[[Operands], Any]:
-    compiled = torch.compile(eager, dynamic=True)
-    return lambda o: compiled(o)
-
-
-MAKERS: dict[str, Callable[[], Callable[[Operands], Any]]] = {
-    "jitkern": _jitkern,
-    "sglang": _sglang,
-    "triton": _triton,
-    "eager": lambda: eager,
-    "compile": _compiled,
-    "flashinfer": _flashinfer,
-}
 
 
 def _applies(peer: str, shape: Shape) -> bool:
@@ -174,9 +110,9 @@ def host_times(peers: Sequence[str], device: str) -> dict[str, float]:
     calls["jitkern, prepared"] = jitkern.prepare(jitkern.merge_attn_states, *views)
     op = torch.ops.jitkern.merge_attn_states.default
     calls["torch.ops.jitkern"] = lambda: op(*views)
-    for call in calls.values():
-        call()
-    return {name: bench.host_microseconds(call, cuda=device == "cuda") for name, call in calls.items()}
+    for run_once in calls.values():
+        run_once()
+    return {name: bench.host_microseconds(bound, cuda=device == "cuda") for name, bound in calls.items()}
 
 
 def _ceiling(device: str) -> float:
