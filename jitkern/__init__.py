@@ -24,6 +24,7 @@ if TYPE_CHECKING:
         UnsupportedError,
     )
     from jitkern.events import Event, Stats, listen, stats
+    from jitkern.kernel import Kernel, Scalar, Tensor
     from jitkern.ops.merge import merge_attn_states
     from jitkern.ops.nway import merge_states
     from jitkern.ops.state import merge_state, merge_state_in_place
@@ -50,6 +51,7 @@ _HOMES = {
     **dict.fromkeys(("Event", "Stats", "listen", "stats"), "jitkern.events"),
     **dict.fromkeys(("merge_attn_states", "merge_state", "merge_state_in_place", "merge_states"), "jitkern.torch_ops"),
     **dict.fromkeys(("Prepared", "prepare"), "jitkern.prepare"),
+    **dict.fromkeys(("Kernel", "Scalar", "Tensor"), "jitkern.kernel"),
     "warmup": "jitkern.warm",
 }
 
@@ -60,11 +62,14 @@ __all__ = [
     "CompileError",
     "Event",
     "JitkernError",
+    "Kernel",
     "LaunchError",
     "MissError",
     "Prepared",
+    "Scalar",
     "SettingError",
     "Stats",
+    "Tensor",
     "ToolchainError",
     "UnsupportedError",
     "__version__",

@@ -16,6 +16,7 @@ from typing import Any
 from jitkern.errors import LaunchError, ToolchainError
 
 _ATTRIBUTE_CAPABILITY = (75, 76)  # CU_DEVICE_ATTRIBUTE_COMPUTE_CAPABILITY_MAJOR, _MINOR
+_ATTRIBUTE_MAX_THREADS = 39  # of a multiprocessor
 _FUNCTION_ATTRIBUTES = {
     "max_threads": 0,
     "shared_bytes": 1,
@@ -176,6 +177,19 @@ def _relaxed_capture(cuda: Any) -> Iterator[None]:
     finally:
         if exchanged:
             cuda.cuThreadExchangeStreamCaptureMode(ctypes.byref(mode))
+
+
+def occupancy(function: int, threads: int, shared: int, device: int) -> tuple[int, float]:
+    """(blocks that fit on a multiprocessor at once, share of its threads that they fill)."""
+    blocks, most = ctypes.c_int(), ctypes.c_int()
+    cuda = library()
+    with current(device):
+        result = cuda.cuOccupancyMaxActiveBlocksPerMultiprocessor(
+            ctypes.byref(blocks), ctypes.c_void_p(function), threads, shared
+        )
+    check(result, "asking for the occupancy")
+    check(cuda.cuDeviceGetAttribute(ctypes.byref(most), _ATTRIBUTE_MAX_THREADS, device), f"asking device {device}")
+    return blocks.value, blocks.value * threads / most.value
 
 
 def attributes(function: int) -> dict[str, int]:

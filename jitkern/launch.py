@@ -85,6 +85,7 @@ class Call:
         layout: the ``struct`` format of the parameter block, native alignment (``"6P12q..."``).
         values: the block's values.
         patch: the format of the leading values that every launch replaces (``"6P"``: six addresses).
+        offsets: where each parameter of the kernel begins in the block; default: the block is its only one.
         shared: bytes of dynamic shared memory.
         work: bytes moved, which decide how many threads a CPU kernel gets.
         pdl: let the kernel be launched before its predecessor in the stream has finished; its text must wait for it.
@@ -100,6 +101,7 @@ class Call:
         "_entry",
         "_host",
         "_launch",
+        "_offsets",
         "_parameters",
         "_patch",
         "_stream",
@@ -119,12 +121,13 @@ class Call:
         shared: int = 0,
         work: int = 0,
         pdl: bool = False,
+        offsets: Sequence[int] = (0,),
     ) -> None:
         for axis, size, most in zip("xyz", grid, _MAX_GRID, strict=True):
             if not 0 < size <= most:
                 raise ArgumentError(f"{function.variant.kernel}: {size} blocks in {axis}; a launch takes 1 to {most}")
         self.function, self.grid, self.block = function, grid, block
-        self._patch = struct.Struct(patch).pack_into
+        self._patch, self._offsets = struct.Struct(patch).pack_into, offsets
         self._host = function.device == CPU
         packed = struct.pack(layout, *values)
         if self._host:
@@ -145,7 +148,8 @@ class Call:
         if self._host:
             self._launch: tuple[Any, ...] = (ctypes.addressof(self._parameters), ctypes.addressof(self._config))
             return
-        self._addresses = (ctypes.c_void_p * 1)(ctypes.addressof(self._parameters))
+        start = ctypes.addressof(self._parameters)
+        self._addresses = (ctypes.c_void_p * len(self._offsets))(*(start + offset for offset in self._offsets))
         handle = ctypes.c_void_p(self.function.handle)
         self._launch = (ctypes.byref(self._config), handle, self._addresses, None)
 
@@ -154,6 +158,7 @@ class Call:
         twin = object.__new__(Call)
         twin.function, twin.grid, twin.block = self.function, self.grid, self.block
         twin._patch, twin._host, twin._entry = self._patch, self._host, self._entry
+        twin._offsets = self._offsets
         twin._connect(self._parameters.raw, self._config.raw)
         twin._patch(twin._parameters, 0, *patch)
         return twin
@@ -249,7 +254,7 @@ _recording: Recording | None = None
 _recording_lock = threading.Lock()  # one at a time; other threads launch as ever
 
 
-def on(call: Call, stream: Any, *patch: int) -> None:
+def on(call: Call, stream: Any, *patch: Any) -> None:
     """Launch a call on ``stream``, or on the current stream of its device, whatever device is current.
 
     This is the one way that every op launches, on the CPU too.

@@ -82,7 +82,7 @@ def forget() -> None:
     _shipped.cache_clear()
 
 
-def flatten(name: str, text: str, label: str, folder: Path | None = None) -> Text:
+def flatten(name: str, text: str, label: str, folder: Path | None = None, before: str = "") -> Text:
     """Paste the quoted includes of ``text`` in, each once.
 
     Args:
@@ -90,12 +90,15 @@ def flatten(name: str, text: str, label: str, folder: Path | None = None) -> Tex
         text: the CUDA text.
         label: what errors call it; must not be an absolute path, since it becomes part of the text.
         folder: where quoted includes are looked up before the folder of shipped texts.
+        before: text that is put in front, and shares its includes with ``text``.
 
     Raises:
         ArgumentError: an included file does not exist.
     """
     folders = [folder] if folder else []
-    flat = _paste(text, label, [*folders, root()], folders, {label})
+    seen = {label}
+    parts = [(before, "jitkern"), (text, label)] if before else [(text, label)]
+    flat = "\n".join(_paste(part, name, [*folders, root()], folders, seen) for part, name in parts)
     return Text(name, flat, _system_headers(flat))
 
 

@@ -30,14 +30,16 @@ ORDER = (
     ("prepare",),
     ("ops",),
     ("torch_ops", "compat", "bench", "warm"),
-    ("doctor", "demo", "notebook", "benches"),
+    ("kernel",),
+    ("doctor", "demo", "benches"),
+    ("notebook",),
     ("cli",),
     ("__main__",),
 )
 LEVELS = {f"jitkern.{name}": level for level, names in enumerate(ORDER) for name in names}
 LEVELS["jitkern"] = len(ORDER)
 # Packages: every module inside has the package's level, and they may import each other.
-GROUPS = ("jitkern.compilers", "jitkern.ops", "jitkern.compat", "jitkern.benches")
+GROUPS = ("jitkern.compilers", "jitkern.ops", "jitkern.compat", "jitkern.benches", "jitkern.kernel")
 
 # Slow to import, often absent, and never a condition for `import jitkern`.
 FRAMEWORKS = {"torch", "cupy", "triton"}

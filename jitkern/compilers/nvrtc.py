@@ -40,6 +40,17 @@ class Nvrtc:
 
     def compile(self, variant: Variant, text: Text) -> Artifact:
         """Compile to a cubin. The interpreter is free to run other threads meanwhile."""
+        version = toolchain.nvrtc().version
+        log, binary = self._build(variant, text, "CUBIN")
+        if binary[:4] != b"\x7fELF":
+            raise ToolchainError(f"NVRTC {version} returned something that is no cubin for {variant.name}")
+        return Artifact(binary, log, {"nvrtc": version, "path": str(toolchain.nvrtc().path)})
+
+    def ptx(self, variant: Variant, text: Text) -> str:
+        """The PTX of a variant, for people to read: what runs is a cubin."""
+        return self._build(variant, text, "PTX")[1].rstrip(b"\0").decode()
+
+    def _build(self, variant: Variant, text: Text, what: str) -> tuple[str, bytes]:
         nvrtc = _library()
         supported = _supported(nvrtc)
         number = int("".join(filter(str.isdigit, variant.target.removeprefix("sm_"))))
@@ -52,12 +63,12 @@ class Nvrtc:
             options = [option for option in options if option != "--minimal"]
             folders = [toolchain.cuda_include(), toolchain.cccl_include()]
             options += [f"-I{folder}" for folder in folders if folder]
-        log, binary = _run(nvrtc, text.flat, f"{text.name}.cu", options)
+        if what == "PTX":
+            options = [option.replace("=sm_", "=compute_") for option in options]
+        log, binary = _run(nvrtc, text.flat, f"{text.name}.cu", options, what)
         if binary is None:
             raise diagnostics.compile_error(variant.name, text, log)
-        if binary[:4] != b"\x7fELF":
-            raise ToolchainError(f"NVRTC {version} returned something that is no cubin for {variant.name}")
-        return Artifact(binary, log, {"nvrtc": version, "path": str(toolchain.nvrtc().path)})
+        return log, binary
 
 
 def _number(version: str) -> tuple[int, ...]:
@@ -72,9 +83,9 @@ def _library() -> Any:
     nvrtc.nvrtcCreateProgram.argtypes = (ctypes.POINTER(pointer), text, text, ctypes.c_int, texts, texts)
     nvrtc.nvrtcCompileProgram.argtypes = (pointer, ctypes.c_int, texts)
     nvrtc.nvrtcGetErrorString.restype = text
-    for name in ("nvrtcGetProgramLogSize", "nvrtcGetCUBINSize"):
+    for name in ("nvrtcGetProgramLogSize", "nvrtcGetCUBINSize", "nvrtcGetPTXSize"):
         getattr(nvrtc, name).argtypes = (pointer, ctypes.POINTER(size))
-    for name in ("nvrtcGetProgramLog", "nvrtcGetCUBIN"):
+    for name in ("nvrtcGetProgramLog", "nvrtcGetCUBIN", "nvrtcGetPTX"):
         getattr(nvrtc, name).argtypes = (pointer, text)
     nvrtc.nvrtcDestroyProgram.argtypes = (ctypes.POINTER(pointer),)
     return nvrtc
@@ -88,8 +99,8 @@ def _supported(nvrtc: Any) -> list[int]:
     return sorted(archs)
 
 
-def _run(nvrtc: Any, text: str, name: str, options: list[str]) -> tuple[str, bytes | None]:
-    """(log, cubin); the cubin is None when the text was rejected."""
+def _run(nvrtc: Any, text: str, name: str, options: list[str], what: str = "CUBIN") -> tuple[str, bytes | None]:
+    """(log, what came out); the latter is None when the text was rejected."""
     program = ctypes.c_void_p()
     result = nvrtc.nvrtcCreateProgram(ctypes.byref(program), text.encode(), name.encode(), 0, None, None)
     if result:
@@ -102,7 +113,7 @@ def _run(nvrtc: Any, text: str, name: str, options: list[str]) -> tuple[str, byt
             return log, None
         if result:
             raise ToolchainError(f"NVRTC failed: {nvrtc.nvrtcGetErrorString(result).decode()} with {' '.join(options)}. {log}")
-        return log, _fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
+        return log, _fetch(getattr(nvrtc, f"nvrtcGet{what}Size"), getattr(nvrtc, f"nvrtcGet{what}"), program)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))
 

@@ -1,0 +1,119 @@
+"""The function that a call of a kernel runs: written for the kernel's parameters, as ``dataclasses`` does it.
+
+It reads the addresses, looks the bound call up by everything that the checks depend on (shapes, strides, dtypes,
+devices, alignment, and the numbers that the grid or a constant is computed from), and launches. What is new goes the
+slow way.
+"""
+
+from __future__ import annotations
+
+import keyword
+from collections.abc import Callable, Collection, Mapping
+from typing import Any
+
+from jitkern.errors import ArgumentError
+from jitkern.kernel.arguments import Scalar, Tensor
+from jitkern.kernel.signature import Declaration, Parameter
+
+_OWN = ("stream", "grid", "block", "holes", "self")
+
+
+def python_name(name: str) -> str:
+    """A parameter's name in Python: ``in`` is ``in_`` there."""
+    return f"{name}_" if keyword.iskeyword(name) else name
+
+
+def write(declared: Declaration, rules: Mapping[str, Tensor | Scalar], watched: Collection[str]) -> str:
+    """The function's text.
+
+    Args:
+        declared: the kernel.
+        rules: of its parameters.
+        watched: scalars whose value decides more than the value itself.
+
+    Raises:
+        ArgumentError: a parameter has a name that a call needs itself.
+    """
+    taken = [p.name for p in declared.parameters if p.name in _OWN]
+    if taken:
+        raise ArgumentError(f"{declared.name}: a parameter is called {taken[0]}, which a call needs itself; rename it")
+    tensors = [p for p in declared.parameters if p.pointer]
+    arguments = ", ".join(_argument(p, rules[p.name]) for p in declared.parameters)
+    separator = ", " if arguments else ""
+    names = ", ".join(f"{p.name!r}: {python_name(p.name)}" for p in declared.parameters)
+    lines = [
+        f"def call({arguments}{separator}*, stream=None, grid=None, block=None, **holes):",
+        "    try:",
+        *(f"        {_address(p)}" for p in tensors),
+        f"        key = ({_key(declared, rules, watched)})",
+        "        bound = here.calls.get(key)",
+        "    except (AttributeError, TypeError):",
+        "        bound = key = None",
+        "    if bound is None:",
+        f"        return slow({{{names}}}, key, stream, grid, block, holes)",
+        *_ranges(declared, rules),
+        "    if bound is not nothing:",
+        "        try:",
+        f"            on(bound, stream, {', '.join(_value(p) for p in declared.parameters)})",
+        "        except (StructError, OverflowError):",
+        f"            refuse({{{names}}})",
+        "            raise",
+    ]
+    return "\n".join(lines)
+
+
+def _argument(parameter: Parameter, rule: Tensor | Scalar) -> str:
+    name = python_name(parameter.name)
+    if isinstance(rule, Tensor):
+        return f"{name}=None" if rule.optional and parameter.default is not None else name
+    return name if rule.default is None else f"{name}={rule.default!r}"
+
+
+def _address(parameter: Parameter) -> str:
+    name = python_name(parameter.name)
+    return f"a_{parameter.name} = 0 if {name} is None else {name}.data_ptr()"
+
+
+def _key(declared: Declaration, rules: Mapping[str, Tensor | Scalar], watched: Collection[str]) -> str:
+    parts, addresses, gradients, lazy = [], [], [], []
+    for parameter in declared.parameters:
+        name = python_name(parameter.name)
+        if not parameter.pointer:
+            parts.append(f"{name}.__class__" if parameter.name not in watched else f"{name}.__class__, {name}")
+            continue
+        rule = rules[parameter.name]
+        guard = f"{name} is not None and " if isinstance(rule, Tensor) and rule.optional else ""
+        whole = f"{name}.shape, {name}.stride(), {name}.dtype, {name}.device"
+        parts.append(f"None if {name} is None else ({whole})" if guard else whole)
+        addresses.append(f"a_{parameter.name}")
+        gradients.append(f"({guard}{name}.requires_grad)")
+        lazy.append(f"({guard}{name}.is_neg())")
+    parts.append(f"({' | '.join(addresses) or '0'}) & 15")
+    parts.append(f"({' or '.join(gradients) or 'False'}) and is_grad_enabled()")
+    parts.append(" or ".join(lazy) or "False")
+    parts += ["grid", "block", "tuple(holes.items()) if holes else None"]
+    return ", ".join(parts)
+
+
+def _ranges(declared: Declaration, rules: Mapping[str, Tensor | Scalar]) -> list[str]:
+    lines = []
+    for parameter in declared.parameters:
+        rule, name = rules[parameter.name], python_name(parameter.name)
+        if not isinstance(rule, Scalar) or (rule.low is None and rule.high is None):
+            continue
+        low = f"{rule.low!r} <= " if rule.low is not None else ""
+        high = f" <= {rule.high!r}" if rule.high is not None else ""
+        lines.append(f"    if not {low}{name}{high}: refuse({{{parameter.name!r}: {name}}})")
+    return lines
+
+
+def _value(parameter: Parameter) -> str:
+    return f"a_{parameter.name}" if parameter.pointer else python_name(parameter.name)
+
+
+def build(text: str, kernel: str, **names: Any) -> Callable[..., None]:
+    """Make the function; ``names`` is what its text refers to."""
+    exec(compile(text, f"<the call of {kernel}>", "exec"), names)
+    function: Callable[..., None] = names["call"]
+    function.__name__ = function.__qualname__ = kernel
+    return function
