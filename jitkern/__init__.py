@@ -52,6 +52,7 @@ _HOMES = {
     **dict.fromkeys(("merge_attn_states", "merge_state", "merge_state_in_place", "merge_states"), "jitkern.torch_ops"),
     **dict.fromkeys(("Prepared", "prepare"), "jitkern.prepare"),
     **dict.fromkeys(("Kernel", "Scalar", "Tensor"), "jitkern.kernel"),
+    "load_ipython_extension": "jitkern.notebook",
     "warmup": "jitkern.warm",
 }
 

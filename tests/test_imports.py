@@ -32,6 +32,7 @@ ORDER = (
     ("torch_ops", "compat", "bench", "warm"),
     ("kernel",),
     ("doctor", "demo", "benches"),
+    ("tables",),
     ("notebook",),
     ("cli",),
     ("__main__",),

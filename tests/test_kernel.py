@@ -12,7 +12,7 @@ import pytest
 import torch
 
 import jitkern
-from jitkern import loader, settings
+from jitkern import dtypes, loader, settings
 from jitkern.kernel import Kernel
 
 AXPY = """
@@ -47,7 +47,7 @@ def test_the_dtype_of_the_tensors_fills_T(axpy: Kernel, dtype: torch.dtype, n: i
     axpy(y, x, 0.5, n)
     assert torch.equal(y, expected)
     assert axpy.last is not None
-    assert axpy.last.holes["T"] == jitkern.kernel.holes.dtypes.resolve(dtype).tag
+    assert axpy.last.holes["T"] == dtypes.resolve(dtype).tag
 
 
 def test_template_parameters_are_holes() -> None:

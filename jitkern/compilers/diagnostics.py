@@ -4,12 +4,17 @@ from __future__ import annotations
 
 import re
 import tempfile
+from dataclasses import dataclass
 
 from jitkern.errors import CompileError
 from jitkern.sources import Text
 
-_NVIDIA = re.compile(r"^(?P<file>[^\s()]+)\((?P<line>\d+)\): (?:catastrophic |fatal )?error:? ?(?P<text>.*)$", re.MULTILINE)
-_GNU = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+):(?:(?P<column>\d+):)? (?:fatal )?error: (?P<text>.*)$", re.MULTILINE)
+_NVIDIA = re.compile(
+    r"^(?P<file>[^\s()]+)\((?P<line>\d+)\): (?:catastrophic |fatal )?error:? ?(?P<text>.*)$", re.MULTILINE
+)
+_GNU = re.compile(
+    r"^(?P<file>[^\s:]+):(?P<line>\d+):(?:(?P<column>\d+):)? (?:fatal )?error: (?P<text>.*)$", re.MULTILINE
+)
 _LINE_MARK = re.compile(r'^#line (\d+) "([^"]+)"$')
 _AROUND = 2
 
@@ -50,25 +55,47 @@ def caret_column(log: str, match: re.Match[str]) -> int | None:
     return None
 
 
+@dataclass(frozen=True)
+class Diagnostic:
+    """The first mistake that a compiler found.
+
+    Attributes:
+        file: what the text calls the file.
+        line: the line in that file.
+        column: counted from 1, where the compiler shows one.
+        message: what it says.
+    """
+
+    file: str
+    line: int
+    column: int | None
+    message: str
+
+
+def locate(text: Text, log: str) -> Diagnostic | None:
+    """The first mistake in a compiler's log; None if it cannot be made out."""
+    match = _NVIDIA.search(log)
+    if match is None:
+        match = _GNU.search(log)
+        if match is None:
+            return None
+        column = int(match["column"]) if match["column"] else None
+        return Diagnostic(match["file"].strip('"'), int(match["line"]), column, match["text"].strip())
+    file, line, column = match["file"].strip('"'), int(match["line"]), caret_column(log, match)
+    copy = log[match.end() :].splitlines()[1:2]
+    if column and copy:  # the copy of the line is indented differently from the line
+        own = source_lines(text, file).get(line, "")
+        column += (len(own) - len(own.lstrip())) - (len(copy[0]) - len(copy[0].lstrip()))
+    return Diagnostic(file, line, column, match["text"].strip())
+
+
 def compile_error(what: str, text: Text, log: str) -> CompileError:
     """The error for a rejected text: first diagnostic, place, excerpt, and where the whole log is."""
-    match = _NVIDIA.search(log)
-    column = None
-    if match:
-        indent_shown = log[match.end() :].splitlines()[1:2]
-        column = caret_column(log, match)
-        stripped = source_lines(text, match["file"].strip('"')).get(int(match["line"]), "")
-        if column and indent_shown:  # the copy of the line is indented differently from the line
-            shown = indent_shown[0]
-            column += (len(stripped) - len(stripped.lstrip())) - (len(shown) - len(shown.lstrip()))
-    else:
-        match = _GNU.search(log)
-        column = int(match["column"]) if match and match["column"] else None
+    found = locate(text, log)
     parts = [f"{what} does not compile."]
-    if match:
-        file, line = match["file"].strip('"'), int(match["line"])
-        parts.append(f"{file}:{line}: {match['text'].strip()}")
-        shown_lines = excerpt(text, file, line, column)
+    if found:
+        parts.append(f"{found.file}:{found.line}: {found.message}")
+        shown_lines = excerpt(text, found.file, found.line, found.column)
         if shown_lines:
             parts.append(shown_lines)
     else:

@@ -63,9 +63,14 @@ def bars(items: Sequence[tuple[str, float]], ceiling: float | None, unit: str) -
     )
 
 
+def pre(markup: str) -> str:
+    """Preformatted HTML."""
+    return f'<pre style="{_MONO};margin:6px 0;background:transparent">{markup}</pre>'
+
+
 def code(lines: Sequence[str]) -> str:
-    """Preformatted lines."""
-    return f'<pre style="{_MONO};margin:6px 0;background:transparent">{text(chr(10).join(lines))}</pre>'
+    """Preformatted lines of text."""
+    return pre(text("\n".join(lines)))
 
 
 def box(title: str, body: str, colour: str = "rgba(128,128,128,.6)") -> str:
