@@ -1,6 +1,6 @@
 """The command ``jitkern``, the same as ``python -m jitkern``.
 
-Exit codes: 0 done and good; 1 done, and something is wrong; 2 the command line makes no sense.
+Every subcommand takes ``--json``; an error is then an object, too.
 """
 
 from __future__ import annotations
@@ -13,8 +13,25 @@ from pathlib import Path
 from typing import Any
 
 from jitkern import bench
-from jitkern.errors import JitkernError
+from jitkern.errors import ArgumentError, CompileError, JitkernError, MissError, SettingError, ToolchainError
 from jitkern.version import __version__
+
+_CODES = {  # the first class that fits
+    ArgumentError: 2,
+    SettingError: 2,
+    ToolchainError: 3,
+    CompileError: 4,
+    MissError: 5,
+    JitkernError: 1,
+}
+_EXIT_CODES = """exit codes:
+  0    done, and good
+  1    done, and something is wrong
+  2    the command line or a JITKERN_* variable makes no sense
+  3    something that is needed is not installed
+  4    a kernel does not compile
+  5    a kernel is not cached, and JITKERN_MODE is hit-only
+  130  interrupted"""
 
 
 def _print(data: Any, as_json: bool, text: str) -> None:
@@ -51,10 +68,7 @@ def _warm(arguments: argparse.Namespace) -> int:
     from jitkern.progress import Progress
 
     targets = arguments.target or [driver.target(0) if driver.available() else "cpu"]
-    constants = {
-        name: int(value) if value.isdigit() else value
-        for name, _, value in (c.partition("=") for c in arguments.constant)
-    }
+    constants = _constants(arguments.constant)
     wanted = []
     for target in map(variants.check_target, targets):
         backend = "cpu" if target == "cpu" else "nvrtc"
@@ -98,19 +112,51 @@ def _bench(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _constants(given: Sequence[str]) -> dict[str, int | str]:
+    pairs = (text.partition("=") for text in given)
+    return {name: int(value) if value.lstrip("-").isdigit() else value for name, _, value in pairs}
+
+
 def _show(arguments: argparse.Namespace) -> int:
-    from jitkern import sources
+    from jitkern import inspecting, sources
 
     if arguments.kernel is None:
         _print(sources.names(), arguments.json, "\n".join(sources.names()))
         return 0
-    text = sources.shipped(arguments.kernel).flat
-    _print({"kernel": arguments.kernel, "text": text}, arguments.json, text)
+    constants = _constants(arguments.constant)
+    shown = inspecting.choose(arguments.kernel, arguments.target, arguments.dtype, arguments.pack, constants)
+    text = shown.form(arguments.form)
+    data = {"kernel": arguments.kernel, "variant": shown.variant.name, "symbol": shown.variant.symbol}
+    _print({**data, "defines": shown.variant.defines, arguments.form: text}, arguments.json, text)
+    return 0
+
+
+def _clangd(arguments: argparse.Namespace) -> int:
+    from jitkern import inspecting
+
+    path = Path(arguments.into) / ".clangd"
+    if path.exists() and not arguments.force:
+        raise ArgumentError(f"{path} is there already; jitkern clangd --force replaces it")
+    path.write_text(inspecting.clangd_text(), encoding="utf-8")
+    _print({"path": str(path)}, arguments.json, f"wrote {path}; restart the language server of your editor")
+    return 0
+
+
+def _completion(arguments: argparse.Namespace) -> int:
+    from jitkern import completion, sources
+
+    text = completion.script(arguments.shell, _parser(), sources.names())
+    _print({"shell": arguments.shell, "script": text}, arguments.json, text)
     return 0
 
 
 def _parser() -> argparse.ArgumentParser:
-    parser = argparse.ArgumentParser(prog="jitkern", description="GPU attention kernels with no build step.")
+    parser = argparse.ArgumentParser(
+        prog="jitkern",
+        description="GPU attention kernels with no build step.",
+        epilog=_EXIT_CODES,
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )
     parser.add_argument("--version", action="version", version=f"jitkern {__version__}")
     commands = parser.add_subparsers(required=True, metavar="command")
 
@@ -149,8 +195,25 @@ def _parser() -> argparse.ArgumentParser:
     )
     compare.add_argument("--shapes", choices=("baseline", "grid"), default="baseline")
     compare.add_argument("--repeats", type=int, default=7)
-    show = command("show", _show, "print a kernel's flattened text", "jitkern show merge_attn_states")
-    show.add_argument("kernel", nargs="?", help="a kernel; default: list them")
+    show = command(
+        "show", _show, "print a kernel's text, PTX or SASS", "jitkern show merge_attn_states --dtype bf16 --ptx"
+    )
+    show.add_argument("kernel", nargs="?", help="a shipped kernel, or a .cu file of your own; default: list them")
+    show.add_argument("--target", help="sm_XX or cpu; default: this machine's GPU, else sm_90")
+    show.add_argument("--dtype", help="f32, f16, bf16; default: the first common variant's")
+    show.add_argument("--pack", type=int, help="elements per access; default: the widest")
+    show.add_argument("--constant", action="append", default=[], metavar="NAME=VALUE", help="for example d=96")
+    forms = show.add_mutually_exclusive_group()
+    for form in ("text", "ptx", "sass"):
+        forms.add_argument(f"--{form}", dest="form", action="store_const", const=form, help=f"print the {form}")
+    show.set_defaults(form="text")
+    clangd = command("clangd", _clangd, "write a .clangd, so that editors resolve the headers", "jitkern clangd")
+    clangd.add_argument("--into", default=".", metavar="FOLDER", help="where to write it; default: here")
+    clangd.add_argument("--force", action="store_true", help="replace one that is there")
+    shells = command(
+        "completion", _completion, "print a completion script for a shell", 'eval "$(jitkern completion bash)"'
+    )
+    shells.add_argument("shell", choices=("bash", "zsh", "fish"))
     return parser
 
 
@@ -160,8 +223,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     try:
         return int(arguments.run(arguments))
     except JitkernError as error:
-        print(f"jitkern: {error}", file=sys.stderr)
-        return 1
+        if arguments.json:
+            print(json.dumps({"error": type(error).__name__, "message": str(error)}, indent=1))
+        else:
+            print(f"jitkern: {error}", file=sys.stderr)
+        return next(code for kind, code in _CODES.items() if isinstance(error, kind))
+    except ModuleNotFoundError as error:
+        if error.name not in ("torch", "numpy", "cupy"):
+            raise
+        print(
+            f"jitkern: {error.name} is not installed, and this needs it. Run: pip install {error.name}", file=sys.stderr
+        )
+        return _CODES[ToolchainError]
     except BrokenPipeError:
         sys.stderr.close()  # the reader went away, as in `jitkern show | head`
         return 0

