@@ -2,8 +2,8 @@
 
     python benchmarks/bench_kernel.py [--device cuda] [--rounds 7] [--peers] [--out FILE.csv]
 
-Edit to run: a text of 60 lines is changed (a constant in it, so that nothing is cached) and called on tensors; the clock
-runs from the text to the synchronised result, in a process that has compiled before. With ``--peers`` torch's
+Edit to run: a text of about 60 lines is changed (a constant in it, so that nothing is cached) and called on tensors; the
+clock runs from the text to the synchronised result, in a process that has compiled before. With ``--peers`` torch's
 ``load_inline`` and CuPy's RawKernel do the same, where they are installed.
 """
 
@@ -103,8 +103,8 @@ INLINE = """
 #include <torch/extension.h>
 {body}
 void run(torch::Tensor out, torch::Tensor residual, torch::Tensor x, torch::Tensor weight, double eps) {{
-  rmsnorm<<<out.size(0), {threads}, 0, at::cuda::getCurrentCUDAStream()>>>(out.data_ptr<float>(), residual.data_ptr<float>(),
-      x.data_ptr<float>(), weight.data_ptr<float>(), out.size(1), eps);
+  rmsnorm<<<out.size(0), {threads}, 0, at::cuda::getCurrentCUDAStream()>>>(
+      out.data_ptr<float>(), residual.data_ptr<float>(), x.data_ptr<float>(), weight.data_ptr<float>(), out.size(1), eps);
 }}
 """
 
@@ -165,8 +165,8 @@ def edit_to_run(use: Callable[[str, Rows, int], None], device: str, rounds: int)
 
 def launch_time(device: str) -> float:
     """Host microseconds of a call with three tensors and two scalars."""
-    text = "__global__ void f(float* y, const float* a, const float* b, float s, int n) { if (n < 0) y[0] = a[0] * b[0] * s; }"
-    kernel = Kernel(text, grid=1, block=32, cpu_block=1)
+    head = "__global__ void f(float* y, const float* a, const float* b, float s, int n)"
+    kernel = Kernel(f"{head} {{ if (n < 0) y[0] = a[0] * b[0] * s; }}", grid=1, block=32, cpu_block=1)
     y, a, b = (torch.ones(16, device=device) for _ in range(3))
     kernel(y, a, b, 1.0, 16)
     return bench.host_microseconds(lambda: kernel(y, a, b, 1.0, 16), cuda=device == "cuda")
@@ -191,19 +191,11 @@ def main() -> int:
             except ImportError as error:
                 print(f"{name}: left out ({error})", file=sys.stderr)
                 continue
-            rows.append({"what": f"edit to run, {lines} lines", "path": name, "median": statistics.median(times), "unit": "s",
-                         "least": min(times), "most": max(times)})  # fmt: skip
+            row = {"what": f"edit to run, {lines} lines", "path": name, "unit": "s"}
+            rows.append(row | {"median": statistics.median(times), "least": min(times), "most": max(times)})
         us = launch_time(arguments.device)
-        rows.append(
-            {
-                "what": "host time of a call",
-                "path": "jitkern.Kernel",
-                "median": us,
-                "unit": "us",
-                "least": us,
-                "most": us,
-            }
-        )
+        row = {"what": "host time of a call", "path": "jitkern.Kernel", "unit": "us"}
+        rows.append(row | dict.fromkeys(("median", "least", "most"), us))
     print(bench.table(rows))
     if arguments.out:
         common.write_csv(arguments.out, [row | {"target": arguments.device} | common.facts() for row in rows])

@@ -128,6 +128,7 @@ class Kernel:
             device: for the second form: a torch device or its name; default: the first GPU, else the CPU.
         """
         names = [parameter.name for parameter in self.declared.parameters]
+        kwargs = {name[:-1] if name[:-1] in names and name not in names else name: v for name, v in kwargs.items()}
         if args or any(name in kwargs for name in names):
             call = {key: kwargs.pop(key, None) for key in ("stream", "grid", "block")}
             values = {name: getattr(rule, "default", None) for name, rule in self.rules.items()}
@@ -218,7 +219,7 @@ class Kernel:
         return self.instance(target=target) if cpu or self.last is None else self.instance()
 
     @property
-    def attributes(self) -> dict[str, int | float | str]:
+    def attributes(self) -> dict[str, Any]:
         """What the variant of the last call, or the default one, takes: registers, memory, and on a GPU occupancy."""
         return measure.attributes(self)
 

@@ -147,7 +147,7 @@ def _is_open(name: str, clean: str, template: Mapping[str, str]) -> bool:
 
 
 def cuda_type(value: Any, source: str) -> str:
-    """The CUDA type for a dtype: CUDA's own 16-bit types where the text includes their headers, else numbers of ours."""
+    """The CUDA type for a dtype: CUDA's own 16-bit types where the text includes their headers, else ours."""
     found = dtypes.resolve(value)
     own = {"f16": ("cuda_fp16.h", "__half"), "bf16": ("cuda_bf16.h", "__nv_bfloat16")}.get(found.tag)
     if own and own[0] in source:

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jitkern import bench as timing
 from jitkern import driver, loader
 from jitkern.errors import ToolchainError, UnsupportedError
-from jitkern.kernel import html
+from jitkern.kernel import html, quick
 from jitkern.kernel.arguments import Tensor
 from jitkern.loader import CPU
 
@@ -99,7 +99,7 @@ def bench(kernel: Kernel, args: Sequence[Any], kwargs: Mapping[str, Any], moved:
 
     def copy() -> Callable[[], None]:
         own = given | {name: value.clone() for name, value in tensors.items()}
-        return functools.partial(kernel, **own)
+        return functools.partial(kernel, **{quick.python_name(name): value for name, value in own.items()})
 
     calls = [copy() for _ in range(sets)]
     with torch.no_grad():

@@ -254,8 +254,8 @@ def test_tuning_picks_the_quickest_block(axpy: Kernel, tmp_path: Any) -> None:
 
 
 def test_host_time_of_a_call_with_three_tensors_and_two_scalars(record_property: Any) -> None:
-    text = "__global__ void f(float* y, const float* a, const float* b, float s, int n) { if (n < 0) y[0] = a[0] * b[0] * s; }"
-    f = Kernel(text, grid=1, block=32)
+    head = "__global__ void f(float* y, const float* a, const float* b, float s, int n)"
+    f = Kernel(f"{head} {{{{ if (n < 0) y[0] = a[0] * b[0] * s; }}}}", grid=1, block=32)
     y, a, b = (ones(16) for _ in range(3))
     f(y, a, b, 1.0, 16)
     us = bench.host_microseconds(lambda: f(y, a, b, 1.0, 16))
