@@ -117,8 +117,9 @@ def cell_magic(shell: Any, line: str, cell: str) -> Message | None:
     except CompileError as error:
         from IPython.display import display
 
-        display(Message(str(error), error_html(options.name, error)))
-        found = diagnostics.locate(Text(kernel.name, error.source, ()), error.log)
+        text = Text(kernel.name, error.source, (), ((kernel.label, kernel.source),))
+        found = diagnostics.locate(text, error.log)
+        display(Message(str(error), error_html(options.name, text, error.log)))
         brief = f"{found.file}:{found.line}: {found.message}" if found else f"{options.name} does not compile"
         raise CompileError(brief, log=error.log, source=error.source) from None
     shell.user_ns[options.name] = kernel
@@ -189,11 +190,10 @@ def _has_nvrtc() -> bool:
     return True
 
 
-def error_html(name: str, error: CompileError) -> str:
+def error_html(name: str, text: Text, log: str) -> str:
     """A compile error: the first diagnostic, the lines around it with a caret, the whole log on a click."""
-    text = Text(name, error.source, ())
-    found = diagnostics.locate(text, error.log)
-    log = html.details("the compiler's whole log", html.code(error.log.strip().splitlines()))
+    found = diagnostics.locate(text, log)
+    log = html.details("the compiler's whole log", html.code(log.strip().splitlines()))
     if found is None:
         return html.box(f"✗ {html.text(name)} does not compile", log, _RED)
     lines = diagnostics.source_lines(text, found.file)

@@ -30,11 +30,13 @@ class Text:
         name: the kernel's name, ``merge_attn_states``.
         flat: what the compiler gets.
         system_headers: names in ``#include <...>``; empty for every kernel that jitkern ships, on a GPU.
+        originals: (label, text) of files that were changed before they were pasted in, for messages.
     """
 
     name: str
     flat: str
     system_headers: tuple[str, ...]
+    originals: tuple[tuple[str, str], ...] = ()
 
 
 def root() -> Path:

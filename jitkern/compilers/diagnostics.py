@@ -21,6 +21,9 @@ _AROUND = 2
 
 def source_lines(text: Text, file: str) -> dict[int, str]:
     """The lines of one file of a flattened text, by their number in that file."""
+    for label, original in text.originals:
+        if label == file:
+            return dict(enumerate(original.splitlines(), start=1))
     lines: dict[int, str] = {}
     current, number = "", 0
     for line in text.flat.splitlines():

@@ -58,19 +58,21 @@ def bind(kernel: Kernel, values: dict[str, Any], stream: Any, grid: Any, block: 
     device = _check(kernel, values)
     number = checks.device_number(device)
     args = Args(dict(values))
-    holes = _fill(kernel, values, given, args)
+    holes = _types_and_pack(kernel, values, given)
     backend = checks.backend_for(kernel.name, "auto", device)
     handle = None if number == CPU else launch.resolve_stream(stream, number)
 
     def ready(choice: Mapping[str, Value]) -> Bound:
-        chosen = {**holes, **choice}
-        args._values.update(chosen)
+        args._values.update({**holes, **choice})
+        chosen = {**holes, **choice, **_rules(kernel, given, args)}
         instance = filling.make(kernel, chosen, launch.target(number), backend)
         return _pack(kernel, instance, values, args, number, handle, grid, block, chosen)
 
+    given_choices = {name: given[name] for name in kernel.holes.choices if name in given}
     open_choices = {name: candidates for name, candidates in kernel.holes.choices.items() if name not in given}
     if not open_choices:
-        return ready({})
+        return ready(given_choices)
+    holes |= given_choices
     return ready(tuning.choose(kernel, values, holes, open_choices, ready, number, handle))
 
 
@@ -99,8 +101,8 @@ def _check(kernel: Kernel, values: Mapping[str, Any]) -> Any:
     return device
 
 
-def _fill(kernel: Kernel, values: Mapping[str, Any], given: Mapping[str, Any], args: Args) -> dict[str, Any]:
-    """Every hole's value but those that are chosen by measuring."""
+def _types_and_pack(kernel: Kernel, values: Mapping[str, Any], given: Mapping[str, Any]) -> dict[str, Any]:
+    """The holes that the tensors fill."""
     unknown = [name for name in given if name not in kernel.holes.names]
     if unknown:
         raise ArgumentError(
@@ -109,19 +111,20 @@ def _fill(kernel: Kernel, values: Mapping[str, Any], given: Mapping[str, Any], a
         )
     tensors = {name: value for name, value in values.items() if isinstance(kernel.rules[name], Tensor)}
     bound: dict[str, Any] = dict(bind_types(kernel.name, kernel.holes, tensors, given))
-    args._values.update(bound)
-    for name, rule in kernel.holes.rules.items():
-        computed = given.get(name, rule)
-        bound[name] = (
-            compute(kernel.name, name, computed, args)
-            if filling.is_rule(computed) and computed is not None
-            else computed
-        )
-        args._values[name] = bound[name]
     if kernel.holes.pack:
         bound[kernel.holes.pack] = given.get(kernel.holes.pack) or _pack_of(kernel, bound, tensors)
-        args._values[kernel.holes.pack] = bound[kernel.holes.pack]
-    return bound | {name: value for name, value in given.items() if name in kernel.holes.choices}
+    return bound
+
+
+def _rules(kernel: Kernel, given: Mapping[str, Any], args: Args) -> dict[str, Any]:
+    """The constants, in the order in which they were given: each may use those before it."""
+    found: dict[str, Any] = {}
+    for name, rule in kernel.holes.rules.items():
+        value = given.get(name, rule)
+        if filling.is_rule(value) and value is not None:
+            value = compute(kernel.name, name, value, args)
+        found[name] = args._values[name] = value
+    return found
 
 
 def _pack_of(kernel: Kernel, bound: Mapping[str, Any], tensors: Mapping[str, Any]) -> int:

@@ -46,9 +46,17 @@ class Args:
         self._asked.add(name)
         return self._values[name]
 
-    def __getitem__(self, name: str) -> Any:  # how an expression's names are looked up
-        if name in self._values:
-            return getattr(self, name)
+
+class _Names(dict[str, Any]):
+    """An expression's names: looked up in the arguments when they are used, so that it is known which were."""
+
+    def __init__(self, args: Args) -> None:
+        super().__init__()
+        self._args = args
+
+    def __missing__(self, name: str) -> Any:
+        if name in self._args._values:
+            return getattr(self._args, name)
         raise KeyError(name)
 
 
@@ -66,13 +74,13 @@ def compute(kernel: str, what: str, rule: Any, args: Args) -> Any:
     try:
         if callable(rule):
             return rule(args)
-        return eval(rule, {"__builtins__": _WORDS, "cdiv": cdiv}, args)  # type: ignore[arg-type]  # looks names up
+        return eval(rule, {"__builtins__": _WORDS, "cdiv": cdiv}, _Names(args))
     except Exception as error:
         shown = rule if isinstance(rule, str) else getattr(rule, "__name__", "function")
         raise ArgumentError(
             f"{kernel}: {what}={shown!r} fails with {type(error).__name__}: {error}; it can use"
             f" {', '.join(args._values)}, cdiv, {', '.join(_WORDS)}"
-        ) from error
+        ) from None
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ from __future__ import annotations
 import re
 import struct
 from collections.abc import Mapping
+from dataclasses import replace
 from pathlib import Path
 
 from jitkern import sources
@@ -74,7 +75,8 @@ def instantiate(
     text = source
     for begin, end, new in sorted(edits, reverse=True):
         text = text[:begin] + new + text[end:]
-    return sources.flatten(declared.name, text, label, folder, before=_prelude(source, declared, holes, backend))
+    flat = sources.flatten(declared.name, text, label, folder, before=_prelude(source, declared, holes, backend))
+    return replace(flat, originals=((label, source),))
 
 
 Edit = tuple[int, int, str]

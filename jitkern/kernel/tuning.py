@@ -67,6 +67,10 @@ def _key(
         "text": kernel.source,
         "kernel": kernel.name,
         "holes": {name: str(value) for name, value in holes.items()},
+        "rules": {
+            name: rule if isinstance(rule, str | int | float) else "" for name, rule in kernel.holes.rules.items()
+        },
+        "launch": [rule if isinstance(rule, str | int) else "" for rule in (kernel.grid, kernel.block, kernel.shared)],
         "choices": {name: list(candidates) for name, candidates in choices.items()},
         "arguments": shapes,
         "device": _device_name(device),
