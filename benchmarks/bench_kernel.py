@@ -2,8 +2,8 @@
 
     python benchmarks/bench_kernel.py [--device cuda] [--rounds 7] [--peers] [--out FILE.csv]
 
-Edit to run: a text of about 60 lines is changed (a constant in it, so that nothing is cached) and called on tensors; the
-clock runs from the text to the synchronised result, in a process that has compiled before. With ``--peers`` torch's
+Edit to run: a text of about 60 lines is changed (a constant in it, so that nothing is cached) and called on tensors;
+the clock runs from the text to the synchronised result, in a process that has compiled before. With ``--peers`` torch's
 ``load_inline`` and CuPy's RawKernel do the same, where they are installed.
 """
 
@@ -86,7 +86,8 @@ extern "C" __global__ void rmsnorm(
 """
 # The same on the CPU, where a block has one thread and no shuffle.
 CPU_BODY = """
-extern "C" __global__ void rmsnorm(float* out, float* residual, const float* x, const float* weight, int d, float eps) {
+extern "C" __global__ void rmsnorm(
+    float* out, float* residual, const float* x, const float* weight, int d, float eps) {
   const long long row = (long long)blockIdx.x * d;
   float sum = 0.0f;
   for (int i = 0; i < d; ++i) {

@@ -103,7 +103,7 @@ def cell_magic(shell: Any, line: str, cell: str) -> Message | None:
     except _HelpShown:
         return None
     kernel = Kernel(
-        cell,
+        f"\n{cell}",  # the magic's own line counts, as it does for the editor's line numbers
         options.function,
         grid=options.grid,
         block=options.block,

@@ -25,6 +25,7 @@ def shared_shell() -> Iterator[Any]:
 
     shell = InteractiveShell()
     assert shell.run_line_magic("load_ext", "jitkern") is None
+    shell.run_cell("import torch")
     yield shell
     shell.restore_sys_module_state()
 
@@ -66,11 +67,11 @@ def test_editing_and_rerunning_compiles_the_new_text(shell: Any) -> None:
 
 def test_a_compile_error_is_html_with_the_line_and_a_caret(shell: Any) -> None:
     shell.user_ns["broken"] = "as before"
-    with pytest.raises(jitkern.CompileError, match=r"^broken\.cu:2: .*wrong") as caught:
+    with pytest.raises(jitkern.CompileError, match=r"^broken\.cu:3: .*wrong") as caught:
         shell.run_cell_magic("kernel", "broken", "__global__ void broken(float* y) {\n  y[0] = wrong < 1;\n}\n")
     (message,) = shell.user_ns["shown"]
     shown = message._repr_html_()
-    assert "broken.cu:2" in shown
+    assert "broken.cu:3" in shown, "the line of the cell, the magic's own being the first"
     assert "wrong &lt; 1;" in shown, "the line of the source, escaped"
     column = re.search(r"\n<span[^>]*>     \| ( *)\^", shown)
     assert column is not None

@@ -65,7 +65,7 @@ def bars(items: Sequence[tuple[str, float]], ceiling: float | None, unit: str) -
 
 def pre(markup: str) -> str:
     """Preformatted HTML."""
-    return f'<pre style="{_MONO};margin:6px 0;background:transparent">{markup}</pre>'
+    return f'<pre style="{_MONO};margin:6px 0;background:transparent;white-space:pre">{markup}</pre>'
 
 
 def code(lines: Sequence[str]) -> str:
