@@ -89,7 +89,14 @@ def __getattr__(name: str) -> Any:
     home = _HOMES.get(name)
     if home is None:
         raise AttributeError(f"module 'jitkern' has no attribute {name!r}")
-    value = getattr(importlib.import_module(home), name)
+    try:
+        value = getattr(importlib.import_module(home), name)
+    except ModuleNotFoundError as error:
+        if error.name != "torch":
+            raise
+        from jitkern.errors import ToolchainError
+
+        raise ToolchainError(f"jitkern.{name} needs torch, which is not installed. Run: pip install torch") from None
     globals()[name] = value
     return value
 

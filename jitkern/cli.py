@@ -57,7 +57,7 @@ def _doctor(arguments: argparse.Namespace) -> int:
     lines = []
     for item in result["findings"]:
         lines.append(f"{item['status']:4}  {item['part']:13} {item['text']}")
-        if item["status"] != "ok" and item["fix"]:
+        if item["status"] != "ok" and item["fix"] and item["fix"] not in item["text"]:
             lines.append(f"{'':20}-> {item['fix']}")
     _print(result, arguments.json, "\n".join([*lines, result["verdict"]]))
     return 0 if result["ok"] else 1
@@ -158,7 +158,8 @@ def _parser() -> argparse.ArgumentParser:
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
     parser.add_argument("--version", action="version", version=f"jitkern {__version__}")
-    commands = parser.add_subparsers(required=True, metavar="command")
+    parser.set_defaults(run=None, json=False)
+    commands = parser.add_subparsers(metavar="command")
 
     def command(name: str, run: Any, summary: str, example: str) -> argparse.ArgumentParser:
         sub = commands.add_parser(
@@ -219,7 +220,11 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    arguments = _parser().parse_args(argv)
+    parser = _parser()
+    arguments = parser.parse_args(argv)
+    if arguments.run is None:
+        parser.print_help()
+        return 2
     try:
         return int(arguments.run(arguments))
     except JitkernError as error:

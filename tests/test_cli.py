@@ -7,6 +7,7 @@ import io
 import json
 import shutil
 import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -41,6 +42,50 @@ def test_every_command_takes_json_and_shows_an_example(name: str) -> None:
     text = commands()[name].format_help()
     assert "--json" in text
     assert f"jitkern {name}" in text.split("example:")[1]
+
+
+def test_the_bare_command_shows_what_there_is(capsys: pytest.CaptureFixture[str]) -> None:
+    code, out, _ = run(capsys)
+    assert code == 2
+    assert all(name in out for name in commands())
+
+
+BLOCKED = """
+import sys
+class Block:
+    def find_spec(self, name, path=None, target=None):
+        if name.split(".")[0] == "torch":
+            raise ModuleNotFoundError(f"No module named {name!r}", name=name)
+sys.meta_path.insert(0, Block())
+import jitkern
+from jitkern import cli
+try:
+    exec(sys.argv[1])
+except jitkern.ToolchainError as error:
+    print("ToolchainError:", error)
+"""
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        "jitkern.merge_attn_states",
+        "jitkern.Kernel('__global__ void f(float* y) { y[0] = 1; }', grid=1, block=1)([1])",
+        "sys.exit(cli.main(['demo', '--device', 'cpu']))",
+    ],
+)
+def test_without_torch_the_line_that_brings_it_is_said(line: str) -> None:
+    done = subprocess.run(
+        [sys.executable, "-c", BLOCKED, line],
+        capture_output=True,
+        text=True,
+        check=False,
+        cwd=Path(__file__).parents[1],
+    )
+    said = done.stdout + done.stderr
+    assert "pip install torch" in said
+    assert "Traceback" not in said
+    assert done.returncode == (3 if "cli" in line else 0)
 
 
 @pytest.mark.parametrize(

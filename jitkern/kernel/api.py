@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from jitkern import driver, launch, variants
-from jitkern.errors import ArgumentError
+from jitkern.errors import ArgumentError, ToolchainError
 from jitkern.kernel import arguments, binding, filling, html, measure, quick
 from jitkern.kernel.arguments import Scalar, Tensor
 from jitkern.kernel.binding import Bound
@@ -160,8 +160,12 @@ class Kernel:
         self._call(*args, **kwargs)
 
     def _write_call(self) -> Callable[..., None]:
-        import torch
-
+        try:
+            import torch
+        except ModuleNotFoundError:
+            raise ToolchainError(
+                f"calling {self.name} needs torch, which is not installed. Run: pip install torch"
+            ) from None
         self._calls = PerThread()
         return quick.build(
             quick.write(self.declared, self.rules, self._watched),
