@@ -163,9 +163,7 @@ class Kernel:
         try:
             import torch
         except ModuleNotFoundError:
-            raise ToolchainError(
-                f"calling {self.name} needs torch, which is not installed. Run: pip install torch"
-            ) from None
+            raise ToolchainError(f"{self.name} needs torch, which is not installed. Run: pip install torch") from None
         self._calls = PerThread()
         return quick.build(
             quick.write(self.declared, self.rules, self._watched),
@@ -249,5 +247,4 @@ class Kernel:
     def __repr__(self) -> str:
         return f"<jitkern.Kernel {self.signature}>"
 
-    def _repr_html_(self) -> str:
-        return html.kernel(self)
+    _repr_html_ = html.kernel

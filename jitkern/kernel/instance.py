@@ -11,7 +11,7 @@ import tempfile
 from dataclasses import dataclass
 from pathlib import Path
 
-from jitkern import loader
+from jitkern import driver, loader
 from jitkern.compilers.nvrtc import Nvrtc
 from jitkern.errors import CompileError, ToolchainError, UnsupportedError
 from jitkern.kernel import cubin
@@ -19,6 +19,8 @@ from jitkern.kernel.text import explain_cpu
 from jitkern.loader import Function
 from jitkern.sources import Text
 from jitkern.variants import Variant
+
+_ANNOUNCED_FROM = 48 * 1024  # bytes of dynamic shared memory
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,13 @@ class Instance:
     def load(self, device: int, stream: int | None = None, shared: int = 0) -> Function:
         """Compile and load it on a device (:data:`jitkern.loader.CPU` for the CPU)."""
         try:
-            return loader.get(self.variant, device, stream, self.text, shared)
+            function = loader.get(self.variant, device, stream, self.text, shared)
         except CompileError as error:
             raise explain_cpu(self.variant.kernel, self.label, error) from None
+        if shared > _ANNOUNCED_FROM:  # it may have been loaded for less
+            with driver.current(device):
+                driver.prepare(function.handle, self.variant.symbol, shared)
+        return function
 
     def binary(self) -> tuple[bytes, str]:
         """Its cubin or shared object, and whether it was ``compiled`` or ``cached``."""
