@@ -224,7 +224,7 @@ def test_one_of_several_and_a_name_that_python_keeps() -> None:
 
 
 def test_a_number_that_the_grid_depends_on_is_part_of_the_signature(axpy: Kernel) -> None:
-    for n in (10, 1000, 300, 1000, 10):
+    for n in (10, 20, 1000, 300, 1000, 10):
         y = torch.zeros(1000)
         axpy(y, torch.ones(1000), 1.0, n)
         assert y.sum().item() == n
@@ -339,6 +339,8 @@ def test_a_compile_error_points_into_the_users_text() -> None:
     with pytest.raises(jitkern.CompileError) as caught:
         Kernel(text, grid=1, block=1)(torch.zeros(1))
     assert "f.cu:5:" in str(caught.value)
+    assert ">    5" in str(caught.value).split("f.cu:5:")[1]
+    assert "jitkern_" not in str(caught.value).split("The whole log")[0], "only the user's own text is shown"
     assert ">    5 |   out[0] = wrong;\n       |            ^" in str(caught.value)
 
 
