@@ -113,8 +113,8 @@ def _bench(arguments: argparse.Namespace) -> int:
 
 
 def _constants(given: Sequence[str]) -> dict[str, int | str]:
-    pairs = (text.partition("=") for text in given)
-    return {name: int(value) if value.lstrip("-").isdigit() else value for name, _, value in pairs}
+    pairs = (text.split("=", 1) if "=" in text else (text, "") for text in given)
+    return {name: int(value) if value.lstrip("-").isdigit() else value for name, value in pairs}
 
 
 def _show(arguments: argparse.Namespace) -> int:
@@ -220,8 +220,7 @@ def _parser() -> argparse.ArgumentParser:
 
 def main(argv: Sequence[str] | None = None) -> int:
     """Run the command line; returns the exit code."""
-    parser = _parser()
-    arguments = parser.parse_args(argv)
+    arguments = (parser := _parser()).parse_args(argv)
     if arguments.run is None:
         parser.print_help()
         return 2

@@ -35,7 +35,7 @@ def merge_roofline(rows: Sequence[dict[str, Any]], ceiling: float, device: str, 
         points = sorted(
             (megabytes(row), megabytes(row) * 1e3 / row[f"{peer} us"]) for row in rows if row.get(f"{peer} us")
         )
-        style = {"linewidth": 2.2, "zorder": 3} if peer == "jitkern" else {"linewidth": 1.2}
+        style: dict[str, Any] = {"linewidth": 2.2, "zorder": 3} if peer == "jitkern" else {"linewidth": 1.2}
         axes.plot(*zip(*points, strict=True), marker="o", markersize=3, label=peer, **style)
     axes.axhline(ceiling, color="black", linestyle="--", linewidth=1, label=f"torch.add, {ceiling:.0f} GB/s")
     axes.set(xscale="log", xlabel="bytes moved, MB", ylabel="GB/s", title=f"merge_attn_states on {device}")
