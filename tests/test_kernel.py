@@ -416,7 +416,7 @@ def test_the_quickest_candidate_is_chosen_once_and_kept_on_disk(own_cache: Path)
     assert work.last is not None
     assert work.last.holes["REPEAT"] == 1
     assert (out == 1).all(), "the trials must not touch the caller's tensors"
-    assert len(list(own_cache.glob("v*/cpu/work-tuning-*/choice.json"))) == 1
+    assert len(list(own_cache.glob("v*/cpu/work-tuning-*/kernel.json"))) == 1
     tuning._chosen.clear()
     loader.forget()
     before = jitkern.stats()["compiled"]

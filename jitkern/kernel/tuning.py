@@ -101,7 +101,7 @@ def _write(key: Key, choice: Mapping[str, Value]) -> None:
     place = loader.store()
     if place is not None:
         content = json.dumps({"choice": choice}, sort_keys=True).encode()
-        place.publish(key, content, "choice.json", key.parts["text"], {"variant": key.stem, "schema": _SCHEMA})
+        place.publish(key, content, "kernel.json", key.parts["text"], {"variant": key.stem, "schema": _SCHEMA})
 
 
 def _allow(kernel: Kernel, choices: Mapping[str, Any], stream: int | None) -> None:

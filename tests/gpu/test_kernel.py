@@ -250,7 +250,7 @@ def test_tuning_picks_the_quickest_block(axpy: Kernel, tmp_path: Any) -> None:
         assert spin.last.holes["SPIN"] == 0
         torch.cuda.synchronize()
         assert (y == 1).all()
-        assert list(tmp_path.glob("v*/sm_*/axpy-tuning-*/choice.json"))
+        assert list(tmp_path.glob("v*/sm_*/axpy-tuning-*/kernel.json"))
 
 
 def test_host_time_of_a_call_with_three_tensors_and_two_scalars(record_property: Any) -> None:
