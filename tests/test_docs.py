@@ -136,7 +136,9 @@ def run_ours(words: list[str], where: Path) -> None:
     needs_nvrtc = any(word.startswith("sm_") for word in words)
     if needs_nvrtc and done.returncode == 3 and not has_nvrtc():
         return
-    assert done.returncode == 0, f"{words}: {done.stderr}"
+    fine = (0, 1) if words[0] == "why" else (0,)  # it says so when a variant is not cached
+    assert done.returncode in fine, f"{words}: {done.stderr}"
+    assert "Traceback" not in done.stderr
     assert isinstance(arguments, argparse.Namespace)
 
 
