@@ -78,11 +78,23 @@ def nvrtc() -> Library:
     return _describe_nvrtc(Path(found), int(match[1]) if match else 0)
 
 
+def forget() -> None:
+    """Look for every compiler again at the next use, since one was installed or replaced while this process runs.
+
+    Not for NVRTC: once opened it stays what it is, whatever is on the disk now.
+    """
+    for found in (host_compiler, nvcc, cuda_include, headers_identity):
+        found.cache_clear()
+
+
 def _describe_nvrtc(path: Path, major: int) -> Library:
     builtins = sorted(path.parent.glob(f"libnvrtc-builtins.so.{major}*"))
     names = [re.search(r"\.so\.(\d+\.\d+)", item.name) for item in builtins]
     version = next((match[1] for match in names if match), str(major))
-    return Library(path, major, version, file_identity(path, *builtins))
+    try:
+        return Library(path, major, version, file_identity(path, *builtins))
+    except OSError as error:
+        raise ToolchainError(f"NVRTC at {path} cannot be read: {error}. Run: {NVRTC_HINT}") from None
 
 
 def file_identity(*paths: Path) -> str:
@@ -111,9 +123,9 @@ def cuda_include() -> Path:
     """
     library = nvrtc()
     candidates = [library.path.parent.parent / "include"]
-    for number, _, folder in _WHEELS:
+    for number, _, inside in _WHEELS:
         if number == library.major:
-            candidates += [Path(site) / "nvidia" / folder for site in sys.path]
+            candidates += [Path(site) / "nvidia" / inside for site in sys.path]
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     candidates += [Path(home) / "include"]
     for folder in candidates:
@@ -175,7 +187,7 @@ def host_compiler() -> HostCompiler:
     Raises:
         ToolchainError: none is installed, or it does not start.
     """
-    command = os.environ.get("CXX") or next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+    command = os.environ.get("CXX", "").strip() or next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
     found = shutil.which(command.split()[0]) if command else None
     if command is None or found is None:
         looked = f"CXX={command}" if command else "c++, g++ and clang++ on the PATH"
@@ -219,7 +231,10 @@ def nvcc() -> tuple[str, str]:
     candidates = [os.environ.get("PYTORCH_NVCC"), home and f"{home}/bin/nvcc", shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc"]
     for path in filter(None, candidates):
         if shutil.which(path):
-            run = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=False)
+            try:
+                run = subprocess.run([path, "--version"], capture_output=True, text=True, timeout=60, check=True)
+            except (OSError, subprocess.SubprocessError) as error:
+                raise ToolchainError(f"nvcc at {path} does not start: {error}") from None
             return path, " ".join(run.stdout.split()[-3:])
     raise ToolchainError("backend='nvcc' needs nvcc: not in CUDA_HOME, not on the PATH, not in /usr/local/cuda. The default backend, nvrtc, needs none.")
 
@@ -243,6 +258,9 @@ def ninja() -> str:
 
 def open_nvrtc(library: Library) -> Any:
     """Open NVRTC itself. Its builtins are opened first: it looks for them by name and would not find them."""
-    for builtins in sorted(library.path.parent.glob(f"libnvrtc-builtins.so.{library.major}*")):
-        ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
-    return ctypes.CDLL(str(library.path))
+    try:
+        for builtins in sorted(library.path.parent.glob(f"libnvrtc-builtins.so.{library.major}*")):
+            ctypes.CDLL(str(builtins), mode=ctypes.RTLD_GLOBAL)
+        return ctypes.CDLL(str(library.path))
+    except OSError as error:
+        raise ToolchainError(f"NVRTC at {library.path} cannot be opened: {error}. Run: {NVRTC_HINT}") from None

@@ -19,12 +19,13 @@ PACKAGE = ROOT / "jitkern"
 # Low to high, one level a line: a module imports only modules of the lines above its own.
 # A new module goes into the highest line it can.
 ORDER = (
-    ("errors", "progress"),
+    ("errors", "progress", "flights"),
     ("settings", "dtypes"),
     ("events",),
     ("sources", "variants"),
     ("cache", "toolchain", "driver"),
-    ("compilers",),
+    ("compilers", "modules"),
+    ("binaries",),
     ("loader",),
     ("launch",),
     ("ops",),
@@ -35,7 +36,7 @@ ORDER = (
 LEVELS = {f"jitkern.{name}": level for level, names in enumerate(ORDER) for name in names}
 LEVELS["jitkern"] = len(ORDER)
 # Packages: every module inside has the package's level, and they may import each other.
-GROUPS = ("jitkern.compilers", "jitkern.ops", "jitkern.compat")
+GROUPS = ("jitkern.cache", "jitkern.compilers", "jitkern.ops", "jitkern.compat")
 
 # Slow to import, often absent, and never a condition for `import jitkern`.
 FRAMEWORKS = {"torch", "cupy", "triton"}

@@ -46,30 +46,40 @@ def _make_root(path: Path, strict: bool) -> str | None:
 
 
 def open_store() -> Store | None:
-    """The store to use; None, with one warning, when there is none and everything stays in memory.
+    """The store to write to; one that can only be read if no root can be written to but one can be read.
 
-    A root that is ours but cannot be written to (a read-only disk) still serves what it has.
+    None, with one warning, when there is neither: then everything stays in memory.
     """
     reasons, readable = [], None
     for path, strict in default_roots():
         reason = _make_root(path, strict)
-        if reason is None and not os.access(path, os.W_OK | os.X_OK):
-            reason = "it cannot be written to"
-            readable = readable or path
-        if reason is None:
+        if reason is None and _writable(path):
             return Store(path)
-        reasons.append(f"{path}: {reason}")
+        if reason is None:
+            readable = readable or path
+        reasons.append(f"{path}: {reason or 'it cannot be written to'}")
+    if readable is not None:  # a warm cache in a read-only image: no reason to complain before something is missing
+        return Store(readable, read_only=True)
     why = "; ".join(reasons) or "there is no home and no temporary folder"
     events.warn_once("no root", f"no disk cache ({why}); compiled kernels last for this process only")
-    return Store(readable, read_only=True) if readable else None
+    return None
+
+
+def _writable(path: Path) -> bool:
+    return os.access(path, os.W_OK | os.X_OK, effective_ids=os.access in os.supports_effective_ids)
 
 
 def read_only_stores() -> list[Store]:
-    """The further roots of ``JITKERN_CACHE_ROOTS`` that exist and that others cannot write to.
+    """Further roots to read from: default ones that cannot be written to, and those of ``JITKERN_CACHE_ROOTS``.
+
+    They have to exist, and others must not be able to write to them.
 
     Naming a root there is trusting its owner: a shared one belongs to whoever fills it.
     """
     stores = []
+    for path, strict in default_roots():
+        if path.is_dir() and not _writable(path) and _make_root(path, strict) is None:
+            stores.append(Store(path, read_only=True))
     for path in settings.get().cache_roots:
         try:
             info = path.stat()

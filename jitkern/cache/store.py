@@ -137,6 +137,8 @@ class Store:
             manifest.NAME: manifest.encode(meta),
         }
         try:
+            if self.read_only:
+                raise OSError(errno.EROFS, "it can only be read")
             self.adopt(key.folder, key.digest, content)
         except OSError as error:
             events.report("memory_only", key.stem, detail=str(error))

@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from jitkern import variants
 from jitkern.cache import SCHEMA, Key
 from jitkern.errors import ArgumentError
 from jitkern.sources import Text
@@ -22,11 +23,13 @@ class Artifact:
         binary: a cubin, or a shared object.
         log: what the compiler said.
         versions: of the compiler and its parts, for people.
+        stale: the compiler was replaced while it ran, so that the key may be of another one.
     """
 
     binary: bytes
     log: str = ""
     versions: dict[str, Any] = field(default_factory=dict)
+    stale: bool = False
 
 
 class Compiler(Protocol):
@@ -66,6 +69,7 @@ def get(backend: str) -> Compiler:
 def key_of(variant: Variant, text: Text) -> Key:
     """The cache key of a variant: everything its binary depends on."""
     compiler = get(variant.backend)
+    variants.check_target(variant.target)  # it becomes a folder's name
     parts = {
         "schema": SCHEMA,
         "text": text.flat,

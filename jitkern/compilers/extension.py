@@ -7,25 +7,16 @@ which waits for ever after a kill, and its memory of failed builds never come in
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import shutil
-import tempfile
-import threading
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from jitkern import toolchain
-from jitkern.compilers import Artifact, diagnostics
+from jitkern.compilers import Artifact, building, diagnostics
 from jitkern.errors import ToolchainError
 from jitkern.sources import Text
 from jitkern.variants import Variant
-
-_building = threading.Lock()  # cpp_extension is not written for several builds at once, and PATH is changed
-
 
 class Extension:
     """Builds with the host's C++ compiler, or with nvcc if ``cuda``."""
@@ -56,11 +47,20 @@ class Extension:
         compiler = toolchain.host_compiler()
         if self.cuda:
             toolchain.nvcc()
-        with _private_folder() as folder, _building, _environment(compiler):
+        with building.private_folder() as folder, building.environment(compiler):
             log, binary = _load(variant, text, folder, self.cuda, self.options(variant))
         if binary is None:
             raise diagnostics.compile_error(variant.name, text, log.replace(f"{folder}/", ""))
-        return Artifact(binary, log, {"compiler": compiler.identity})
+        return Artifact(binary, log, {"compiler": compiler.identity}, self._replaced())
+
+    def _replaced(self) -> bool:
+        """Whether the compilers are others than those that the key was made with: an upgrade while this process ran."""
+        before = (toolchain.host_compiler(), toolchain.nvcc() if self.cuda else None)
+        toolchain.forget()
+        try:
+            return before != (toolchain.host_compiler(), toolchain.nvcc() if self.cuda else None)
+        except ToolchainError:  # it was taken away
+            return True
 
 
 def _load(variant: Variant, text: Text, folder: Path, cuda: bool, options: list[str]) -> tuple[str, bytes | None]:
@@ -84,38 +84,8 @@ def _load(variant: Variant, text: Text, folder: Path, cuda: bool, options: list[
         # A folder mounted noexec can be built in but not loaded from; the object is loaded from memory anyway.
         if not (folder / f"{name}.so").is_file():
             log = f"{error}"
-            if re.search(r"\berror\b[: ]", log):
+            if re.search(r"\berror\b[: ]", log) and not building.is_transient(log):
                 return log, None
-            raise ToolchainError(f"building {variant.name} failed: {log}") from None
+            last = "\n".join(log.strip().splitlines()[-12:])
+            raise ToolchainError(f"building {variant.name} failed, and not for its text; call again once that is put right:\n{last}") from None
     return "", (folder / f"{name}.so").read_bytes()
-
-
-@contextlib.contextmanager
-def _private_folder() -> Iterator[Path]:
-    folder = None
-    for parent in (None, "/dev/shm"):
-        with contextlib.suppress(OSError):
-            folder = Path(tempfile.mkdtemp(prefix="jitkern-build-", dir=parent))
-            break
-    if folder is None:
-        raise ToolchainError(f"no temporary folder to build in: neither {tempfile.gettempdir()} nor /dev/shm can be written to. Set TMPDIR.")
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _environment(compiler: toolchain.HostCompiler) -> Iterator[None]:
-    """Let cpp_extension find ninja and the compiler that the key names."""
-    before = {name: os.environ.get(name) for name in ("PATH", "CXX")}
-    os.environ["PATH"] = f"{toolchain.ninja()}{os.pathsep}{before['PATH'] or os.defpath}"
-    os.environ["CXX"] = compiler.command
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value
