@@ -13,7 +13,7 @@ from collections import OrderedDict
 from typing import Any
 
 from jitkern import cache, compilers, events, settings, sources
-from jitkern.errors import ArgumentError, CompileError, MissError
+from jitkern.errors import ArgumentError, CompileError, MissError, ToolchainError
 from jitkern.flights import Flights
 from jitkern.sources import Text
 from jitkern.variants import Variant
@@ -29,6 +29,7 @@ _failed: OrderedDict[str, CompileError] = OrderedDict()
 _roots: tuple[Any, cache.Store | None, list[cache.Store] | None] | None = None
 _late: str | None = None
 _running = 0
+_ending = False
 _waits_at_exit = False
 _guard = threading.RLock()
 
@@ -178,6 +179,8 @@ def _allow_compile(variant: Variant) -> None:
 def _compile(variant: Variant, text: Text, key: cache.Key) -> bytes:
     compiler = compilers.get(variant.backend)
     start = time.perf_counter()
+    if _ending and threading.current_thread() is not threading.main_thread():
+        raise ToolchainError(f"{variant.name} is not compiled: the interpreter is ending")
     _count_running(1)
     try:
         with events.SlowNotice(f"compiling {variant.name} (not in the cache)"):
@@ -229,6 +232,8 @@ def _count_running(step: int) -> None:
 
 def _wait_at_exit() -> None:
     """A library that is unloaded while one of its threads is in it takes the process down: let compiles end first."""
+    global _ending
+    _ending = True
     deadline = time.monotonic() + _EXIT_SECONDS
     while _running > 0 and time.monotonic() < deadline:
         time.sleep(0.01)

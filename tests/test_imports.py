@@ -19,14 +19,14 @@ PACKAGE = ROOT / "jitkern"
 # Low to high, one level a line: a module imports only modules of the lines above its own.
 # A new module goes into the highest line it can.
 ORDER = (
-    ("errors", "progress", "flights"),
+    ("errors", "progress", "flights", "limits"),
     ("settings", "dtypes"),
     ("events",),
-    ("sources", "variants"),
+    ("sources", "variants", "signing"),
     ("cache", "toolchain", "driver"),
-    ("compilers", "modules"),
+    ("compilers", "modules", "bundle"),
     ("binaries",),
-    ("loader",),
+    ("loader", "pool", "explain"),
     ("launch",),
     ("ops",),
     ("torch_ops", "compat", "doctor", "bench", "notebook", "demo", "warm", "graph", "graphs"),
