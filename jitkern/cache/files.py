@@ -86,13 +86,14 @@ def _read_all(descriptor: int, size: int) -> bytes:
     return content
 
 
-def write(path: Path, content: bytes) -> None:
-    """Make a new file and have the disk take it."""
+def write(path: Path, content: bytes, flush: bool = True) -> None:
+    """Make a new file, and have the disk take it unless it may as well be lost."""
     descriptor = os.open(path, _CREATE_FLAGS, 0o600)
     with open(descriptor, "wb") as file:
         file.write(content)
         file.flush()
-        _flush(descriptor)
+        if flush:
+            _flush(descriptor)
 
 
 def flush_folder(path: Path) -> None:
@@ -136,10 +137,14 @@ def make_private(path: Path, root: Path) -> None:
 
 def remove(path: Path) -> None:
     """Delete a file or a tree as far as that is possible. Never raises: leftovers are no reason to fail."""
-    with contextlib.suppress(OSError):
-        if path.is_symlink() or not path.is_dir():
-            path.unlink()
-            return
+    try:
+        path.unlink()
+    except FileNotFoundError:
+        return
+    except OSError:
+        pass
+    else:
+        return
     shutil.rmtree(path, ignore_errors=True)
 
 

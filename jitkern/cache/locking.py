@@ -71,7 +71,7 @@ def _wait(base: Path, root: Path, key: Key, look: Callable[[], Entry | None]) ->
         return None, None
     with contextlib.suppress(OSError):
         files.remove(holder)  # of one that was killed
-        files.write(holder, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}).encode())
+        files.write(holder, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}).encode(), flush=False)
     # Whoever held it may have published between our look and our turn, however short that was.
     entry = look()
     if entry is not None:

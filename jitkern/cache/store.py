@@ -152,7 +152,16 @@ class Store:
         Raises:
             OSError: the disk would not take it.
         """
-        final, staging = self.base / folder, self.base / "tmp" / uuid.uuid4().hex
+        final = self.base / folder
+        try:
+            self._write_entry(final, digest, content)
+        except FileNotFoundError:  # somebody removes the whole cache under our hands: once more, from the root up
+            self._write_entry(final, digest, content)
+        with contextlib.suppress(OSError):
+            self._keep_house(final, sum(map(len, content.values())))
+
+    def _write_entry(self, final: Path, digest: str, content: dict[str, bytes]) -> None:
+        staging = self.base / "tmp" / uuid.uuid4().hex
         try:
             files.make_private(staging, self.root)
             for name, data in content.items():
@@ -163,8 +172,6 @@ class Store:
         except BaseException:  # an interrupt too
             files.remove(staging)
             raise
-        with contextlib.suppress(OSError):
-            self._keep_house(final, sum(map(len, content.values())))
 
     def _place(self, staging: Path, final: Path, digest: str) -> None:
         """Rename into place. Whoever finds a good entry there leaves it; a bad one gives way."""
@@ -188,7 +195,7 @@ class Store:
         if self._published == 0:
             for name, content in _TAGS:  # tell backup tools and git that this is a cache
                 with contextlib.suppress(OSError):
-                    files.write(self.base / name, content)
+                    files.write(self.base / name, content, flush=False)
         if self._published % 256 == 0:
             eviction.sweep(self.base, final.lstat().st_mtime)
         self._published += 1
