@@ -108,14 +108,14 @@ def obtain(variant: Variant, text: Text | None = None) -> tuple[bytes, str]:
     text = text or sources.shipped(variant.kernel)
     start = time.perf_counter()
     key = compilers.key_of(variant, text)
-    with _flights.alone(key.digest):
+    with _flights.alone(key.digest) as nested:
         found = _find(variant, key, start)
         if found is not None:
             return found, "cached"
         events.report("miss", variant.name, detail=key.digest[:12])
         _allow_compile(variant)
         mine = store()
-        if mine is None or mine.read_only:
+        if mine is None or mine.read_only or nested:  # nested: the lock is this thread's already
             return _compile(variant, text, key), "compiled"
         with mine.compiling(key) as theirs:
             if theirs is not None:
@@ -193,7 +193,6 @@ def _compile(variant: Variant, text: Text, key: cache.Key) -> bytes:
     finally:
         _count_running(-1)
     seconds = time.perf_counter() - start
-    events.report("compiled", variant.name, seconds, variant.backend)
     place = store()
     meta = {
         "schema": cache.SCHEMA,
@@ -212,6 +211,7 @@ def _compile(variant: Variant, text: Text, key: cache.Key) -> bytes:
         _remember(_kept, key.digest, artifact.binary)
         while sum(map(len, _kept.values())) > _KEPT_BYTES and len(_kept) > 1:
             _kept.popitem(last=False)
+    events.report("compiled", variant.name, seconds, variant.backend)  # now, so that a listener that asks for it finds it
     return artifact.binary
 
 

@@ -12,6 +12,7 @@ class _Flight:
     def __init__(self) -> None:
         self.lock = threading.RLock()
         self.users = 0
+        self.depth = 0
 
 
 class Flights:
@@ -33,14 +34,21 @@ class Flights:
         return len(self._flights)
 
     @contextlib.contextmanager
-    def alone(self, name: Hashable) -> Iterator[None]:
-        """Be the only thread that does this for ``name``; others wait, without the interpreter's lock."""
+    def alone(self, name: Hashable) -> Iterator[bool]:
+        """Be the only thread that does this for ``name``; others wait, without the interpreter's lock.
+
+        Yields whether this thread is already doing it, further out.
+        """
         with self._guard:
             flight = self._flights.setdefault(name, _Flight())
             flight.users += 1
         try:
             with flight.lock:
-                yield
+                flight.depth += 1
+                try:
+                    yield flight.depth > 1
+                finally:
+                    flight.depth -= 1
         finally:
             with self._guard:
                 flight.users -= 1

@@ -25,7 +25,9 @@ def default_roots() -> list[tuple[Path, bool]]:
     with contextlib.suppress(RuntimeError, OSError, KeyError):  # no home folder at all
         roots.append((platformdirs.user_cache_path("jitkern"), False))
     with contextlib.suppress(OSError):  # no usable temporary folder
-        roots.append((Path(tempfile.gettempdir()) / f"jitkern-{os.geteuid()}", True))
+        temporary = Path(tempfile.gettempdir())
+        if temporary != Path.cwd():  # Python's last resort, and no place where anybody would look for a cache
+            roots.append((temporary / f"jitkern-{os.geteuid()}", True))
     return [(path, strict) for path, strict in roots if path.is_absolute()]
 
 
@@ -55,7 +57,7 @@ def open_store() -> Store | None:
         reason = _make_root(path, strict)
         if reason is None and _writable(path):
             return Store(path)
-        if reason is None:
+        if reason is None and os.access(path, os.X_OK):
             readable = readable or path
         reasons.append(f"{path}: {reason or 'it cannot be written to'}")
     if readable is not None:  # a warm cache in a read-only image: no reason to complain before something is missing
@@ -78,7 +80,7 @@ def read_only_stores() -> list[Store]:
     """
     stores = []
     for path, strict in default_roots():
-        if path.is_dir() and not _writable(path) and _make_root(path, strict) is None:
+        if path.is_dir() and os.access(path, os.X_OK) and not _writable(path) and _make_root(path, strict) is None:
             stores.append(Store(path, read_only=True))
     for path in settings.get().cache_roots:
         try:

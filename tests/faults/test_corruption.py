@@ -87,6 +87,7 @@ def _entry_is_file(path, draw):
 
 
 def _entry_is_link(path, draw):
+    shutil.rmtree(path.with_name("moved"), ignore_errors=True)
     path.rename(path.with_name("moved"))
     path.symlink_to(path.with_name("moved"))
 
