@@ -1,8 +1,8 @@
 """Bundles: entries in one file, to carry from where compiling is allowed to where it is not.
 
-The file is a line ``jitkern-bundle 1 <manifest bytes> <signature or ->``, the manifest as JSON, and the files' bytes one
-after the other. The manifest names each file's size and SHA-256; an Ed25519 signature covers the manifest, and so
-everything. Nothing in a bundle says where it goes: folders are made from what is checked.
+The file is a line ``jitkern-bundle 1 <manifest's bytes> <its SHA-256> <signature or ->``, the manifest as JSON, and the
+files' bytes one after the other. The manifest names each file's size and SHA-256; an Ed25519 signature covers the manifest,
+and so everything. Nothing in a bundle says where it goes: folders are made from what is checked.
 """
 
 from __future__ import annotations
@@ -21,12 +21,11 @@ from typing import Any
 
 from jitkern import cache, settings, signing, variants
 from jitkern.cache import files, manifest
-from jitkern.cache.key import DIGEST_CHARS
 from jitkern.errors import ArgumentError, CacheError
 
 _MAGIC = "jitkern-bundle"
 _FORMAT = 1
-_HEADER_BYTES = 256
+_HEADER_BYTES = 300
 _MOST_MANIFEST = 1 << 26
 _NAME = re.compile(r"[A-Za-z0-9_.-]{1,160}")
 _FILE = re.compile(r"kernel\.[a-z]{1,8}|meta\.json")
@@ -88,7 +87,7 @@ def export_bundle(
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     text = json.dumps({"created": created, "entries": listed}, sort_keys=True).encode()
     signature = signing.sign(text, key).hex() if key else "-"
-    header = f"{_MAGIC} {_FORMAT} {len(text)} {signature}\n".encode()
+    header = f"{_MAGIC} {_FORMAT} {len(text)} {hashlib.sha256(text).hexdigest()} {signature}\n".encode()
     _write(path, [header, text, *blobs])
     names = [f"{item['target']}/{item['name']}" for item in listed]
     return Report(path, names, path.stat().st_size, key is not None)
@@ -181,7 +180,7 @@ def _check_entry(target: str, name: str, digest: str, content: dict[str, bytes])
         raise cache.BadFileError("the text is not the one of the key")
     try:
         parts = meta["key"] | {"text": texts[0].decode()}
-        key = cache.Key(parts, str(parts.get("target")), name[: -DIGEST_CHARS - 1])
+        key = cache.Key(parts, str(parts.get("target")), str(meta.get("stem")))
     except ValueError:
         raise cache.BadFileError("the text is no UTF-8") from None
     if key.digest != digest or key.folder != f"{target}/{name}":
@@ -206,7 +205,7 @@ def _read(path: Path, key: Path | None) -> Iterator[tuple[str, str, dict[str, by
 def _open(file: Any, path: Path, key: Path | None) -> tuple[dict[str, Any], bool]:
     """(manifest, whether it is signed with the key)."""
     header = file.readline(_HEADER_BYTES).decode("ascii").split()
-    if len(header) != 4 or header[:2] != [_MAGIC, str(_FORMAT)]:
+    if len(header) != 5 or header[:2] != [_MAGIC, str(_FORMAT)]:
         raise cache.BadFileError(f"it is no {_MAGIC} {_FORMAT}")
     length = int(header[2])
     if not 0 < length <= _MOST_MANIFEST:
@@ -214,11 +213,13 @@ def _open(file: Any, path: Path, key: Path | None) -> tuple[dict[str, Any], bool
     raw = file.read(length)
     if len(raw) != length:
         raise cache.BadFileError("it is cut off")
+    if hashlib.sha256(raw).hexdigest() != header[3]:
+        raise cache.BadFileError("its manifest does not match its SHA-256")
     public = key or settings.get().bundle_key
     if public is not None:
-        if header[3] == "-":
+        if header[4] == "-":
             raise cache.BadFileError(f"it is not signed, and {public} says that it must be")
-        if not signing.matches(raw, bytes.fromhex(header[3]), public):
+        if not signing.matches(raw, bytes.fromhex(header[4]), public):
             raise cache.BadFileError(f"its signature is not one of {public}")
     return json.loads(raw), public is not None
 

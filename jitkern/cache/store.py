@@ -126,6 +126,7 @@ class Store:
         meta = {
             **meta,
             "digest": key.digest,
+            "stem": key.stem,
             "key": key.parts | {"text": hashlib.sha256(text.encode()).hexdigest()},
             "binary": binary_name,
             "size": len(binary),
