@@ -8,6 +8,8 @@ from __future__ import annotations
 import importlib
 from typing import TYPE_CHECKING, Any
 
+from jitkern.version import __version__
+
 if TYPE_CHECKING:
     from jitkern.errors import (
         ArgumentError,
@@ -24,8 +26,6 @@ if TYPE_CHECKING:
     from jitkern.events import Event, Stats, listen, stats
     from jitkern.ops.merge import merge_attn_states
     from jitkern.warm import warmup
-
-__version__ = "0.1.0"
 
 # Public name -> module. Ops come with their torch registration, which torch.compile needs.
 _HOMES = {

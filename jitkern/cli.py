@@ -11,8 +11,9 @@ import sys
 from collections.abc import Sequence
 from typing import Any
 
-from jitkern import __version__, bench
+from jitkern import bench
 from jitkern.errors import JitkernError
+from jitkern.version import __version__
 
 
 def _print(data: Any, as_json: bool, text: str) -> None:
@@ -24,7 +25,9 @@ def _demo(arguments: argparse.Namespace) -> int:
 
     result = demo.run(arguments.device, quiet=arguments.json)
     lines = [f"jitkern {__version__} on {result['device']}", bench.table(result["rows"])]
-    lines.append("Every result agrees with attention over all keys in float64." if result["ok"] else "WRONG: see column ok.")
+    lines.append(
+        "Every result agrees with attention over all keys in float64." if result["ok"] else "WRONG: see column ok."
+    )
     _print(result, arguments.json, "\n".join(lines))
     return 0 if result["ok"] else 1
 
@@ -47,7 +50,10 @@ def _warm(arguments: argparse.Namespace) -> int:
     from jitkern.progress import Progress
 
     targets = arguments.target or [driver.target(0) if driver.available() else "cpu"]
-    constants = {name: int(value) if value.isdigit() else value for name, _, value in (c.partition("=") for c in arguments.constant)}
+    constants = {
+        name: int(value) if value.isdigit() else value
+        for name, _, value in (c.partition("=") for c in arguments.constant)
+    }
     wanted = []
     for target in map(variants.check_target, targets):
         backend = "cpu" if target == "cpu" else "nvrtc"
@@ -100,20 +106,28 @@ def _parser() -> argparse.ArgumentParser:
     commands = parser.add_subparsers(required=True, metavar="command")
 
     def command(name: str, run: Any, summary: str, example: str) -> argparse.ArgumentParser:
-        sub = commands.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog=f"example: {example}")
+        sub = commands.add_parser(
+            name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.", epilog=f"example: {example}"
+        )
         sub.add_argument("--json", action="store_true", help="print JSON")
         sub.set_defaults(run=run)
         return sub
 
-    demo = command("demo", _demo, "compile a kernel, merge real attention states, check and time it", "jitkern demo --device cpu")
+    demo = command(
+        "demo", _demo, "compile a kernel, merge real attention states, check and time it", "jitkern demo --device cpu"
+    )
     demo.add_argument("--device", choices=("auto", "cpu", "cuda"), default="auto")
     command("doctor", _doctor, "find every part, launch a probe, say what to do", "jitkern doctor --json")
-    warm = command("warm", _warm, "compile variants into the cache, without a GPU", "jitkern warm --target sm_90 --target sm_80")
+    warm = command(
+        "warm", _warm, "compile variants into the cache, without a GPU", "jitkern warm --target sm_90 --target sm_80"
+    )
     warm.add_argument("kernel", nargs="?", help="a kernel; default: all of them")
     warm.add_argument("--target", action="append", help="sm_XX or cpu, may be repeated; default: this machine's")
     warm.add_argument("--dtype", help="f32, f16, bf16; default: all")
     warm.add_argument("--pack", type=int, help="elements per access; default: the widest")
-    warm.add_argument("--constant", action="append", default=[], metavar="NAME=VALUE", help="for example d=96, may be repeated")
+    warm.add_argument(
+        "--constant", action="append", default=[], metavar="NAME=VALUE", help="for example d=96, may be repeated"
+    )
     cache = command("cache", _cache, "look at the disk cache or clear it", "jitkern cache list")
     cache.add_argument("action", choices=("path", "list", "size", "clear"))
     show = command("show", _show, "print a kernel's flattened text", "jitkern show merge_attn_states")

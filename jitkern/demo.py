@@ -43,7 +43,7 @@ class Case:
 
 
 def cases(device: str) -> list[Case]:
-    """The demo's cases: full size on a GPU, fewer queries and keys on a CPU; the merge is timed at full size on both."""
+    """The cases: full size on a GPU, fewer queries and keys on a CPU; the merge is timed at full size on both."""
     bf16, f32 = torch.bfloat16, torch.float32
     if device == "cuda":
         return [
@@ -113,12 +113,11 @@ def make_states(case: Case, device: str, seed: int = 0) -> _States:
     step = 4
     for first in range(0, case.heads, step):
         part = slice(first, first + step)
-        heads = [x[:, part] for x in (q, k, v)]
-        early = [x[: case.prefix] if i else x for i, x in enumerate(heads)]
-        late = [x[case.prefix :] if i else x for i, x in enumerate(heads)]
-        a[:, part], a_lse[part] = partial_attention(*early, False)
-        b[:, part], b_lse[part] = partial_attention(*late, case.causal)
-        reference[:, part], _ = partial_attention(*heads, case.causal)
+        qs, ks, vs = (x[:, part] for x in (q, k, v))
+        cut = case.prefix
+        a[:, part], a_lse[part] = partial_attention(qs, ks[:cut], vs[:cut], False)
+        b[:, part], b_lse[part] = partial_attention(qs, ks[cut:], vs[cut:], case.causal)
+        reference[:, part], _ = partial_attention(qs, ks, vs, case.causal)
     return _States(case, device, torch.empty_like(a), torch.empty_like(a_lse), a, a_lse, b, b_lse, reference)
 
 

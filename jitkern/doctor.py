@@ -116,7 +116,9 @@ def _probe(device: str, backend: str) -> Callable[[], str]:
         merge_attn_states(out, a, lse, 3 * a, lse, out_lse, backend=backend)
         if not (torch.all(out == 2) and torch.allclose(out_lse, torch.full_like(lse, 0.6931472))):
             raise JitkernError(f"the probe ran on {device} and gave a wrong result")
-        variant = Variant("merge_attn_states", "bf16", 8, "cpu" if device == "cpu" else driver.target(0), (("d", 64),), backend)
+        variant = Variant(
+            "merge_attn_states", "bf16", 8, "cpu" if device == "cpu" else driver.target(0), (("d", 64),), backend
+        )
         function = loader.get(variant, loader.CPU if device == "cpu" else 0)
         return f"merge_attn_states compiled, launched and checked ({function.how}, {function.seconds * 1000:.0f} ms)"
 
@@ -129,16 +131,31 @@ def findings() -> list[Finding]:
     torch_line = "pip install torch"
     found = [
         Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}"),
-        _check("settings", lambda: ", ".join(f"{n}={os.environ[n]}" for n, _, _ in settings.table() if n in os.environ) or "defaults"),
+        _check(
+            "settings",
+            lambda: ", ".join(f"{n}={os.environ[n]}" for n, _, _ in settings.table() if n in os.environ) or "defaults",
+        ),
         _check("torch", _torch, torch_line),
         _check("driver", _driver, "nothing to do unless this machine has an NVIDIA GPU", optional=not has_gpu),
         _check("nvrtc", _nvrtc, toolchain.NVRTC_HINT, optional=not has_gpu),
         _check("cuda headers", _headers, toolchain.NVRTC_HINT, optional=True),
         _check("header probe", _header_probe, toolchain.NVRTC_HINT, optional=True),
-        _check("c++ compiler", lambda: toolchain.host_compiler().identity.splitlines()[0], "apt-get install g++", optional=has_gpu),
+        _check(
+            "c++ compiler",
+            lambda: toolchain.host_compiler().identity.splitlines()[0],
+            "apt-get install g++",
+            optional=has_gpu,
+        ),
         _check("ninja", toolchain.ninja, "pip install ninja", optional=has_gpu),
         _check("nvcc", lambda: " ".join(toolchain.nvcc()), "only backend='nvcc' needs it", optional=True),
-        _check("cupy", lambda: next(filter(None, map(_installed, ("cupy-cuda13x", "cupy-cuda12x", "cupy"))), None) or _version("cupy"), "only JITKERN_LOADER=cupy needs it", optional=True),
+        _check(
+            "cupy",
+            lambda: (
+                next(filter(None, map(_installed, ("cupy-cuda13x", "cupy-cuda12x", "cupy"))), None) or _version("cupy")
+            ),
+            "only JITKERN_LOADER=cupy needs it",
+            optional=True,
+        ),
         _check("cache", _cache, "set JITKERN_CACHE_DIR to a folder of your own"),
     ]
     if any(item.part == "torch" and item.status == "ok" for item in found):

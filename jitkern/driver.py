@@ -183,6 +183,8 @@ def attributes(function: int) -> dict[str, int]:
     values = {}
     for name, number in _FUNCTION_ATTRIBUTES.items():
         value = ctypes.c_int()
-        check(library().cuFuncGetAttribute(ctypes.byref(value), number, ctypes.c_void_p(function)), f"asking for {name}")
+        check(
+            library().cuFuncGetAttribute(ctypes.byref(value), number, ctypes.c_void_p(function)), f"asking for {name}"
+        )
         values[name] = value.value
     return values

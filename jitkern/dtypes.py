@@ -52,7 +52,7 @@ def resolve(dtype: Any) -> DType:
         return dtype
     found = _BY_NAME.get(dtype if isinstance(dtype, str) else str(dtype))
     if found is None and not isinstance(dtype, str):
-        found = _BY_NAME.get(getattr(dtype, "name", None) or getattr(dtype, "__name__", ""))
+        found = _BY_NAME.get(str(getattr(dtype, "name", None) or getattr(dtype, "__name__", "")))
     if found is None:
         raise ArgumentError(f"unknown element type {dtype!r}; known are {', '.join(BY_TAG)} and their torch dtypes")
     return found

@@ -8,6 +8,7 @@ Calls are not shared between threads; ops keep them per thread.
 from __future__ import annotations
 
 import ctypes
+import functools
 import struct
 from collections.abc import Sequence
 from typing import Any
@@ -27,7 +28,7 @@ _MAX_GRID = (2**31 - 1, 65535, 65535)
 
 
 def stream_handle(stream: Any, device: int) -> int:
-    """The raw handle of a stream: an int as it is (0 too), a torch or CuPy stream, or anything with ``__cuda_stream__``.
+    """The raw handle of a stream: an int as it is (0 too), a torch or CuPy stream, anything with ``__cuda_stream__``.
 
     Raises:
         ArgumentError: it is none of these, or belongs to another device.
@@ -36,7 +37,9 @@ def stream_handle(stream: Any, device: int) -> int:
         return stream
     owner = getattr(getattr(stream, "device", None), "index", None)
     if owner is not None and owner != device:
-        raise ArgumentError(f"stream= belongs to cuda:{owner}, the tensors to cuda:{device}; pass a stream of their device")
+        raise ArgumentError(
+            f"stream= belongs to cuda:{owner}, the tensors to cuda:{device}; pass a stream of their device"
+        )
     for name in ("cuda_stream", "ptr"):
         handle = getattr(stream, name, None)
         if isinstance(handle, int):
@@ -60,6 +63,16 @@ def host_threads(work: int) -> int:
     return min(most, 1 + work // _BYTES_PER_THREAD)
 
 
+@functools.cache
+def launches_early(device: int) -> bool:
+    """Whether programmatic stream serialization is used: Hopper and data-centre Blackwell, a driver that captures it.
+
+    Graphs hold such launches since CUDA 12.3; on sm_12x capturing one fails.
+    """
+    family = int(driver.target(device).removeprefix("sm_")) // 10
+    return settings.get().pdl and family in (9, 10) and driver.version() >= 12030
+
+
 class Call:
     """A kernel with its grid and parameter block, ready to be launched many times.
 
@@ -72,7 +85,8 @@ class Call:
         patch: the format of the leading values that every launch replaces (``"6P"``: six addresses).
         shared: bytes of dynamic shared memory.
         work: bytes moved, which decide how many threads a CPU kernel gets.
-        pdl: let the kernel start before its predecessor in the stream has finished; the text must then wait for it.
+        pdl: let the kernel be launched before its predecessor in the stream has finished; its text must wait for it.
+            It hides the launch's latency. Ignored where it does not work (see :func:`launches_early`).
 
     Raises:
         ArgumentError: the grid is larger than a device takes.
@@ -117,11 +131,12 @@ class Call:
         if self._host:
             self._config = ctypes.create_string_buffer(_HOST_LAUNCH.pack(*grid, *block, host_threads(work)))
             self._entry: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(function.handle)
-            self._launch = (ctypes.addressof(self._parameters), ctypes.addressof(self._config))
+            self._launch: tuple[Any, ...] = (ctypes.addressof(self._parameters), ctypes.addressof(self._config))
             return
         driver.ensure_context(function.device)
         self._attribute = ctypes.create_string_buffer(_PDL_ATTRIBUTE.pack(_PDL, 1))
-        attributes = (ctypes.addressof(self._attribute), 1) if pdl else (0, 0)
+        early = pdl and launches_early(function.device)
+        attributes = (ctypes.addressof(self._attribute), 1) if early else (0, 0)
         self._config = ctypes.create_string_buffer(_CONFIG.pack(*grid, *block, shared, 0, *attributes))
         self._addresses = (ctypes.c_void_p * 1)(ctypes.addressof(self._parameters))
         self._launch = (ctypes.byref(self._config), ctypes.c_void_p(function.handle), self._addresses, None)
@@ -148,12 +163,12 @@ class Call:
             self._fail(result, stream)
 
     def _fail(self, result: int, stream: int) -> None:
-        what = f"launching {self.function.variant.symbol} on cuda:{self.function.device}, grid {self.grid}, block {self.block}, stream {stream:#x}"
+        what = f"launching {self.function.variant.symbol} on cuda:{self.function.device},"
+        what += f" grid {self.grid}, block {self.block}, stream {stream:#x}"
         if result == 201:  # no context in this thread, or another device's
             what += " (is a tensor's device the current one?)"
         driver.check(result, what)
         raise LaunchError(what)
-
 
 
 class _Torch:

@@ -20,11 +20,18 @@ class Progress:
         if self._quiet or sys.stderr is None:
             return
         line = f"{self._title} [{time.perf_counter() - self._start:5.1f} s] {text}"
-        print(f"\r\x1b[K{line}" if self._terminal else line, end="" if self._terminal else "\n", file=sys.stderr, flush=True)
+        print(
+            f"\r\x1b[K{line}" if self._terminal else line,
+            end="" if self._terminal else "\n",
+            file=sys.stderr,
+            flush=True,
+        )
 
     def __enter__(self) -> Progress:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
         if self._terminal and not self._quiet:
             print("\r\x1b[K", end="", file=sys.stderr, flush=True)

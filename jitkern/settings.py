@@ -35,7 +35,8 @@ class Settings:
         default=None, metadata={"help": "a public key (Ed25519, PEM) that imported bundles must be signed with"}
     )
     mode: str = field(
-        default="jit", metadata={"help": "jit: compile on a miss; hit-only: a miss raises", "one_of": ("jit", "hit-only")}
+        default="jit",
+        metadata={"help": "jit: compile on a miss; hit-only: a miss raises", "one_of": ("jit", "hit-only")},
     )
     backend: str = field(
         default="auto",
@@ -54,6 +55,9 @@ class Settings:
     )
     quiet: bool = field(default=False, metadata={"help": "no line about compiles that take longer than a second"})
     sources_dir: Path | None = field(default=None, metadata={"help": "kernel texts to use instead of the package's"})
+    pdl: bool = field(
+        default=True, metadata={"help": "launch kernels that wait for their predecessor before it has finished"}
+    )
     threads: int = field(default=0, metadata={"help": "threads of a CPU kernel; 0: as many as torch uses"})
     validate: bool = field(default=False, metadata={"help": "also check values on the device, at the cost of a sync"})
 
@@ -113,6 +117,7 @@ _PARSERS: dict[str, Any] = {
     "cache_max": _size,
     "bundle_key": _path,
     "lock_timeout": _seconds,
+    "pdl": _boolean,
     "quiet": _boolean,
     "sources_dir": _path,
     "threads": _count,
@@ -169,7 +174,7 @@ def reload() -> Settings:
 
 @contextlib.contextmanager
 def override(**changes: Any) -> Iterator[Settings]:
-    """Use other settings inside a ``with`` block (process-wide, so not for concurrent threads with different wishes)."""
+    """Use other settings inside a ``with`` block. Process-wide: not for concurrent threads with different wishes."""
     global _override
     before = _override
     _override = replace(get(), **changes)
@@ -181,4 +186,7 @@ def override(**changes: Any) -> Iterator[Settings]:
 
 def table() -> list[tuple[str, str, str]]:
     """(variable, default, meaning) of every setting, for documentation and ``jitkern doctor``."""
-    return [(_PREFIX + f.name.upper(), str(f.default if f.default not in (None, ()) else "-"), f.metadata["help"]) for f in fields(Settings)]
+    return [
+        (_PREFIX + f.name.upper(), str(f.default if f.default not in (None, ()) else "-"), f.metadata["help"])
+        for f in fields(Settings)
+    ]

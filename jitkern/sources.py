@@ -17,7 +17,8 @@ from jitkern import settings
 from jitkern.errors import ArgumentError, ToolchainError
 
 _INCLUDE = re.compile(r'^[ \t]*#[ \t]*include[ \t]*"([^"]+)"', re.MULTILINE)
-_SYSTEM_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>]+)>", re.MULTILINE)
+_SYSTEM_INCLUDE = re.compile(r"^[ \t]*#[ \t]*include[ \t]*<([^>]+)>")
+_LINE_MARK = re.compile(r'^#line \d+ "([^"]+)"$')
 _PRAGMA_ONCE = re.compile(r"^[ \t]*#[ \t]*pragma[ \t]+once[^\n]*$", re.MULTILINE)
 
 
@@ -49,7 +50,9 @@ def root() -> Path:
         if candidate.is_dir():
             return candidate
     looked = " or ".join(str(candidate) for candidate in candidates)
-    raise ToolchainError(f"the kernel texts are missing: no folder {looked}. Reinstall jitkern, or set JITKERN_SOURCES_DIR.")
+    raise ToolchainError(
+        f"the kernel texts are missing: no folder {looked}. Reinstall jitkern, or set JITKERN_SOURCES_DIR."
+    )
 
 
 def names() -> list[str]:
@@ -93,7 +96,19 @@ def flatten(name: str, text: str, label: str, folder: Path | None = None) -> Tex
     """
     folders = [folder] if folder else []
     flat = _paste(text, label, [*folders, root()], folders, {label})
-    return Text(name, flat, tuple(sorted(set(_SYSTEM_INCLUDE.findall(flat)))))
+    return Text(name, flat, _system_headers(flat))
+
+
+def _system_headers(flat: str) -> tuple[str, ...]:
+    """What a GPU compiler may need from outside. A file called ``.h`` is read by the host compiler only."""
+    found, host_only = set(), False
+    for line in flat.splitlines():
+        mark = _LINE_MARK.match(line)
+        if mark:
+            host_only = mark[1].endswith(".h")
+        elif not host_only and (include := _SYSTEM_INCLUDE.match(line)):
+            found.add(include[1])
+    return tuple(sorted(found))
 
 
 def _paste(text: str, label: str, search: list[Path], own: list[Path], seen: set[str]) -> str:

@@ -99,12 +99,13 @@ class Kernel:
 
     Attributes:
         name: the kernel's name, and its text's.
-        constants: names of its holes beside type and pack.
+        constants: its holes beside type and pack, with their defaults (None: has none). A hole at its default is not
+            part of a variant.
         common: (dtype tag, pack, constants) of the variants that ``jitkern warm`` makes by default.
     """
 
     name: str
-    constants: tuple[str, ...]
+    constants: Mapping[str, int | str | None]
     common: tuple[tuple[str, int, tuple[tuple[str, int | str], ...]], ...]
 
     def variants(self, target: str, backend: str) -> Iterator[Variant]:
@@ -133,7 +134,7 @@ def make_constants(kernel: Kernel, given: Mapping[str, int | str]) -> tuple[tupl
     Raises:
         ArgumentError: one is missing or unknown.
     """
-    missing = [name for name in kernel.constants if name not in given]
+    missing = [name for name, default in kernel.constants.items() if default is None and name not in given]
     unknown = [name for name in given if name not in kernel.constants]
     if missing or unknown:
         raise ArgumentError(
@@ -141,7 +142,9 @@ def make_constants(kernel: Kernel, given: Mapping[str, int | str]) -> tuple[tupl
             f"{' and ' if missing and unknown else ''}{'unknown ' + ', '.join(unknown) if unknown else ''};"
             f" its constants are {', '.join(kernel.constants) or 'none'}"
         )
-    return tuple((name, given[name]) for name in kernel.constants)
+    return tuple(
+        (name, given[name]) for name, default in kernel.constants.items() if given.get(name, default) != default
+    )
 
 
 def names(kernels: Iterable[Kernel]) -> str:

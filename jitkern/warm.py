@@ -1,4 +1,4 @@
-"""Make variants ready ahead of time: on a device (``warmup``), or in the cache only, for any targets (``fill_cache``)."""
+"""Make variants ready ahead of time: on a device (``warmup``), or in the cache only (``fill_cache``)."""
 
 from __future__ import annotations
 
@@ -56,14 +56,17 @@ def choose(
     for item in _kernels(kernel):
         unknown = [name for name in given if name not in item.constants]
         if unknown:
-            raise ArgumentError(f"{item.name} has no constant {', '.join(unknown)}; it has {', '.join(item.constants) or 'none'}")
-        if tag and pack and len(given) == len(item.constants):
+            raise ArgumentError(
+                f"{item.name} has no constant {', '.join(unknown)}; it has {', '.join(item.constants) or 'none'}"
+            )
+        needed = [name for name, default in item.constants.items() if default is None]
+        if tag and pack and all(name in given for name in needed):
             exact = variants.make_constants(item, given)
             chosen.append(Variant(item.name, tag, pack, target, exact, backend))
             continue
         for variant in item.variants(target, backend):
             fits = tag in (None, variant.dtype) and pack in (None, variant.pack)
-            if fits and all(dict(variant.constants)[name] == value for name, value in given.items()):
+            if fits and variant.constants == variants.make_constants(item, dict(variant.constants) | given):
                 chosen.append(variant)
     if not chosen:
         raise ArgumentError(
@@ -116,9 +119,7 @@ def warmup(
     return warmed
 
 
-def fill_cache(
-    wanted: Iterable[Variant], progress: Callable[[int, int, Variant], None] | None = None
-) -> list[Warmed]:
+def fill_cache(wanted: Iterable[Variant], progress: Callable[[int, int, Variant], None] | None = None) -> list[Warmed]:
     """Compile variants into the cache, for any targets; needs no GPU.
 
     Args:

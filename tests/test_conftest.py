@@ -54,9 +54,7 @@ def test_a_gpu_test_fails_where_a_gpu_was_promised(suite):
     assert "--require-gpu: " in said
 
 
-@pytest.mark.parametrize(
-    ("marker", "outcome"), [("not gpu", "2 passed, 1 desel"), ("faults", "1 passed, 2 desel")]
-)
+@pytest.mark.parametrize(("marker", "outcome"), [("not gpu", "2 passed, 1 desel"), ("faults", "1 passed, 2 desel")])
 def test_the_folder_gives_the_marker(suite, marker, outcome):
     code, said = pytest_says(suite, "-m", marker)
     assert code == 0, said

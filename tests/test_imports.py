@@ -19,7 +19,7 @@ PACKAGE = ROOT / "jitkern"
 # Low to high, one level a line: a module imports only modules of the lines above its own.
 # A new module goes into the highest line it can.
 ORDER = (
-    ("errors", "progress", "flights", "limits"),
+    ("errors", "progress", "version", "flights", "limits"),
     ("settings", "dtypes"),
     ("events",),
     ("sources", "variants", "signing"),
@@ -29,7 +29,8 @@ ORDER = (
     ("loader", "pool", "explain"),
     ("launch",),
     ("ops",),
-    ("torch_ops", "compat", "doctor", "bench", "notebook", "demo", "warm", "graph", "graphs"),
+    ("torch_ops", "compat", "bench", "warm"),
+    ("doctor", "demo", "notebook"),
     ("cli",),
     ("__main__",),
 )
@@ -131,9 +132,7 @@ def framework_faults(module: str, source: str, *, is_package: bool, known: set[s
 
 def faults_of(check: Callable[..., list[str]], module: str) -> list[str]:
     file = MODULES[module]
-    return check(
-        module, file.read_text(encoding="utf-8"), is_package=file.name == "__init__.py", known=set(MODULES)
-    )
+    return check(module, file.read_text(encoding="utf-8"), is_package=file.name == "__init__.py", known=set(MODULES))
 
 
 # ---- the package -------------------------------------------------------------------------------------------
@@ -306,7 +305,5 @@ def test_import_starts_no_thread(bare_import):
 
 def test_import_is_quick(bare_import, record_property):
     seconds, slow = bare_import[0]["seconds"], ", ".join(bare_import[0]["slow"]) or "none"
-    record_property(
-        "measured", f"import jitkern: {seconds * 1e3:.0f} ms; slow modules that it brings: {slow}"
-    )
+    record_property("measured", f"import jitkern: {seconds * 1e3:.0f} ms; slow modules that it brings: {slow}")
     assert seconds < 1.0, "a loose bound on purpose: the figure to watch is the one that is printed"

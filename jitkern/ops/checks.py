@@ -28,7 +28,9 @@ def tensor(op: str, name: str, value: Any, dims: int, layout: str) -> None:
 def same_shape(op: str, name: str, value: Any, expected: tuple[int, ...], layout: str, reference: str) -> None:
     """Require a shape."""
     if tuple(value.shape) != expected:
-        raise ArgumentError(f"{op}: {name} has shape {list(value.shape)}; expected {layout} = {list(expected)} as {reference} says")
+        raise ArgumentError(
+            f"{op}: {name} has shape {list(value.shape)}; expected {layout} = {list(expected)} as {reference} says"
+        )
 
 
 def dtype(op: str, name: str, value: Any, *allowed: Any) -> None:
@@ -41,7 +43,10 @@ def same_device(op: str, **operands: Any) -> Any:
     """Require one device for all operands that are there, a CUDA device or the CPU; returns it."""
     devices = {name: value.device for name, value in operands.items() if value is not None}
     if len(set(devices.values())) > 1:
-        raise ArgumentError(f"{op}: operands are on several devices: {', '.join(f'{n} on {d}' for n, d in devices.items())}; move them to one")
+        raise ArgumentError(
+            f"{op}: operands are on several devices: {', '.join(f'{n} on {d}' for n, d in devices.items())};"
+            " move them to one"
+        )
     found = next(iter(devices.values()))
     if found.type not in ("cuda", "cpu"):
         raise UnsupportedError(f"{op}: operands are on {found}; there are kernels for CUDA devices and the CPU")
@@ -51,7 +56,10 @@ def same_device(op: str, **operands: Any) -> Any:
 def last_stride_one(op: str, name: str, value: Any) -> None:
     """Require elements of a row to be adjacent."""
     if value.shape[-1] > 1 and value.stride(-1) != 1:
-        raise ArgumentError(f"{op}: {name} has strides {list(value.stride())}; its last dimension must be contiguous (call .contiguous())")
+        raise ArgumentError(
+            f"{op}: {name} has strides {list(value.stride())}; its last dimension must be contiguous"
+            " (call .contiguous())"
+        )
 
 
 def writable(op: str, name: str, value: Any) -> None:
@@ -61,7 +69,8 @@ def writable(op: str, name: str, value: Any) -> None:
     for stride, size in spans:
         if stride <= reach:
             raise ArgumentError(
-                f"{op}: {name} has strides {list(value.stride())} for shape {list(value.shape)}: elements may overlap; an output needs a place for each"
+                f"{op}: {name} has strides {list(value.stride())} for shape {list(value.shape)}: elements may overlap;"
+                " an output needs a place for each"
             )
         reach += stride * (size - 1)
 
@@ -73,7 +82,10 @@ def no_gradient(op: str, **operands: Any) -> None:
     if torch.is_grad_enabled():
         wanted = [name for name, value in operands.items() if value is not None and value.requires_grad]
         if wanted:
-            raise UnsupportedError(f"{op}: {', '.join(wanted)} requires a gradient, which this op does not give; use torch.no_grad() or .detach()")
+            raise UnsupportedError(
+                f"{op}: {', '.join(wanted)} requires a gradient, which this op does not give;"
+                " use torch.no_grad() or .detach()"
+            )
 
 
 def lse_base(op: str, base: Any) -> float:
@@ -93,7 +105,9 @@ def backend_for(op: str, backend: str, device: Any) -> str:
     if chosen == "auto" or (backend == "auto" and chosen not in allowed):
         return allowed[0]
     if chosen not in allowed:
-        raise ArgumentError(f"{op}: backend={backend!r} for tensors on {device}; expected auto or {' or '.join(allowed)}")
+        raise ArgumentError(
+            f"{op}: backend={backend!r} for tensors on {device}; expected auto or {' or '.join(allowed)}"
+        )
     return chosen
 
 

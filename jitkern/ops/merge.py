@@ -1,4 +1,4 @@
-"""``merge_attn_states``: combine two partial attention outputs with their log-sum-exp (arXiv 2501.01005, section 2.2)."""
+"""``merge_attn_states``: combine two partial attention outputs and their log-sum-exp (arXiv 2501.01005, 2.2)."""
 
 from __future__ import annotations
 
@@ -30,16 +30,16 @@ def merge_attn_states(
     """Merge two partial attention states of the same queries; the results go to ``output`` and ``output_lse``.
 
     With m = max(L_prefix, L_suffix) and w = exp(L - m), O = (w_p O_p + w_s O_s) / (w_p + w_s) and
-    L = m + log(w_p + w_s) (arXiv 2501.01005, section 2.2). An infinite L, of either sign, marks a side without keys: the
-    other side then comes out bit for bit; if both are, O = 0 and L = -inf. NaN in L gives NaN.
+    L = m + log(w_p + w_s) (arXiv 2501.01005, section 2.2). An infinite L, of either sign, marks a side without keys:
+    the other side then comes out bit for bit; if both are, O = 0 and L = -inf. NaN in L gives NaN.
 
     Args:
-        output: [tokens, heads, head size], float32, float16 or bfloat16 (float64 on the CPU). Any token and head stride;
-            the last dimension contiguous. May be one of the inputs.
+        output: [tokens, heads, head size], float32, float16 or bfloat16 (float64 on the CPU). Any token and head
+            stride; the last dimension contiguous. May be one of the inputs.
         prefix_output, suffix_output: the partial outputs; shape, dtype and device of ``output``, strides of their own.
         prefix_lse, suffix_lse: [heads, tokens] float32 (float64 beside float64), any strides, in base ``lse_base``.
         output_lse: [heads, tokens] as the others, or None. May be one of the inputs.
-        prefill_tokens_with_context: tokens from this one on are copied from the suffix, O and L unchanged. None: no such.
+        prefill_tokens_with_context: tokens from this one on are copied from the suffix, O and L unchanged; None: none.
         output_scale: for a quantised output, which this version has not.
         lse_base: ``"e"``, ``"2"``, ``"10"`` or a number.
         stream: ``torch.cuda.Stream``, CuPy stream or raw handle; None: the current stream of the tensors' device.

@@ -10,9 +10,9 @@ from jitkern.errors import ArgumentError
 from jitkern.loader import CPU
 from jitkern.ops import checks
 
-_LAYOUT = "6Pq12qq3d2q"  # struct MergeParams of kernels_src/merge_attn_states.cu
+_LAYOUT = "6Pq12q2I4{}i0P"  # struct MergeParams of kernels_src/merge_attn_states.cu; {}: f, or d beside float64
 _PATCH = "6Pq"
-_MAX_THREADS = 256
+_MAX_THREADS = 128
 _MAX_BLOCK_Z = 64
 _MAX_GRID_Y = 65535
 _HEAD_SIZES = (64, 128, 256, 512)
@@ -20,7 +20,7 @@ _HEAD_SIZES = (64, 128, 256, 512)
 KERNEL = variants.register(
     variants.Kernel(
         "merge_attn_states",
-        ("d",),
+        {"d": None, "stride": 32},
         tuple((tag, pack, (("d", d),)) for tag, pack in (("f32", 4), ("f16", 8), ("bf16", 8)) for d in _HEAD_SIZES),
     )
 )
@@ -52,6 +52,8 @@ def merge(
         merged_tokens: tokens from this one on are copies of ``b``; None: all are merged.
         lse_base, stream, backend: as in the public ops.
     """
+    addresses: Any
+    signature: Any
     try:
         addresses = (
             out.data_ptr(),
@@ -62,20 +64,21 @@ def merge(
             b_lse.data_ptr(),
         )
         signature = (
-            *(out.shape, out.stride(), out.dtype, out.get_device()),
-            *(a.shape, a.stride(), a.dtype, a.get_device()),
-            *(b.shape, b.stride(), b.dtype, b.get_device()),
-            *(a_lse.shape, a_lse.stride(), a_lse.dtype, a_lse.get_device()),
-            *(b_lse.shape, b_lse.stride(), b_lse.dtype, b_lse.get_device()),
-            None if out_lse is None else (out_lse.shape, out_lse.stride(), out_lse.dtype, out_lse.get_device()),
+            *(out.shape, out.stride(), out.dtype, out.device),
+            *(a.shape, a.stride(), a.dtype, a.device),
+            *(b.shape, b.stride(), b.dtype, b.device),
+            *(a_lse.shape, a_lse.stride(), a_lse.dtype, a_lse.device),
+            *(b_lse.shape, b_lse.stride(), b_lse.dtype, b_lse.device),
+            None if out_lse is None else (out_lse.shape, out_lse.stride(), out_lse.dtype, out_lse.device),
             (addresses[0] | addresses[2] | addresses[4]) & (variants.PACK_BYTES - 1),
             (addresses[0] == addresses[2], addresses[0] == addresses[4]),
             (addresses[1] == addresses[3], addresses[1] == addresses[5]),
+            a.is_neg() or b.is_neg() or a_lse.is_neg() or b_lse.is_neg() or out.is_neg(),
             (lse_layout, lse_base, backend),
         )
-    except AttributeError:
-        addresses, signature = (), ()
-    bound = _thread.calls.get(signature)
+        bound = _thread.calls.get(signature)
+    except (AttributeError, TypeError):  # something is no tensor, or cannot be hashed: the checks say what
+        addresses = signature = bound = None
     if bound is None or launch.gradient_wanted(a, a_lse, b, b_lse):
         state = dict(zip(names, (out, out_lse, a, a_lse, b, b_lse), strict=True))
         _check(op, state, lse_layout)
@@ -84,7 +87,9 @@ def merge(
     if merged_tokens is None:
         merged_tokens = tokens
     elif not 0 <= merged_tokens <= tokens:
-        raise ArgumentError(f"{op}: prefill_tokens_with_context={merged_tokens}; expected 0 to {tokens}, the number of tokens")
+        raise ArgumentError(
+            f"{op}: prefill_tokens_with_context={merged_tokens}; expected 0 to {tokens}, the number of tokens"
+        )
     if call is not None:
         launch.on(call, stream, *addresses, merged_tokens)
 
@@ -101,8 +106,9 @@ def _check(op: str, state: dict[str, Any], lse_layout: str) -> None:
         checks.tensor(op, name, value, 3, "[tokens, heads, head size]")
         checks.same_shape(op, name, value, tuple(out.shape), "[tokens, heads, head size]", out_name)
         checks.last_stride_one(op, name, value)
-    kinds = (torch.float32, torch.float16, torch.bfloat16)
-    kinds += (torch.float64,) if out.device.type == "cpu" else ()
+    kinds = [torch.float32, torch.float16, torch.bfloat16]
+    if out.device.type == "cpu":
+        kinds.append(torch.float64)
     checks.dtype(op, out_name, out, *kinds)
     tokens, heads, _ = out.shape
     rows = (heads, tokens) if lse_layout == "hn" else (tokens, heads)
@@ -149,12 +155,21 @@ def _bind(
     tokens, heads, d = map(int, out.shape)
     if tokens == 0 or heads == 0 or d == 0:
         return None, tokens
+    if max(tokens, heads) >= 1 << 31:
+        raise ArgumentError(f"{op}: {tokens} tokens and {heads} heads; a call takes less than 2^31 of either")
     size = dtypes.resolve(out.dtype).size
-    row_strides = [stride * size for value in (out, a, b) for stride, n in zip(value.stride()[:2], out.shape[:2], strict=True) if n > 1]
+    row_strides = [
+        stride * size
+        for value in (out, a, b)
+        for stride, n in zip(value.stride()[:2], out.shape[:2], strict=True)
+        if n > 1
+    ]
     pack = variants.widest_pack(size, d * size, *row_strides, *addresses[0::2][:1], addresses[2], addresses[4])
     device = checks.device_number(out.device)
     target = launch.target(device)
-    variant = variants.Variant(KERNEL.name, checks.tag(out), pack, target, (("d", d),), chosen)
+    wide = any(stride >= 1 << 32 for value in state.values() if value is not None for stride in value.stride())
+    constants = variants.make_constants(KERNEL, {"d": d, "stride": 64 if wide else 32})
+    variant = variants.Variant(KERNEL.name, checks.tag(out), pack, target, constants, chosen)
     handle = None if device == CPU else launch.resolve_stream(stream, device)
     function = loader.get(variant, device, handle)
     transposed = lse_layout == "hn"
@@ -164,15 +179,17 @@ def _bind(
         *(stride for value in (out, a, b) for stride in value.stride()[:2]),
         *(stride for value in (out_lse, a_lse, b_lse) for stride in _lse_strides(value, transposed)),
         tokens,
+        heads,
         1.0,
         1.0,
         math.log(base) if base != math.e else 1.0,
-        heads,
+        1 / math.log(base) if base != math.e else 1.0,
         int(addresses[1] in (addresses[3], addresses[5])),
     ]
     grid, block = geometry(tokens, heads, d // pack, device)
     work = 3 * tokens * heads * d * size
-    return launch.Call(function, grid, block, _LAYOUT, values, _PATCH, work=work), tokens
+    layout = _LAYOUT.format("d" if variant.dtype == "f64" else "f")
+    return launch.Call(function, grid, block, layout, values, _PATCH, work=work, pdl=True), tokens
 
 
 def _lse_strides(value: Any, transposed: bool) -> tuple[int, int]:
@@ -184,7 +201,7 @@ def _lse_strides(value: Any, transposed: bool) -> tuple[int, int]:
 
 
 def geometry(tokens: int, heads: int, packs: int, device: int) -> tuple[launch.Dim3, launch.Dim3]:
-    """(grid, block): whole rows in a block, heads before tokens, a number of heads that divides all of them if possible."""
+    """(grid, block): whole rows in a block, heads before tokens, a number of heads that divides all if possible."""
     if device == CPU:
         lanes, block_heads, block_tokens = 1, 1, 1
     else:

@@ -1,6 +1,6 @@
 // Arithmetic whose result is the same to the last bit on the CPU and on every GPU.
 //
-// Every operation is one IEEE 754 operation that is written out: multiply, add, fused multiply-add, divide, all
+// Every operation is one IEEE 754 operation that is written out: multiply, add, fused multiply-add, reciprocal, all
 // rounded to nearest, no contraction (the intrinsics forbid it on a GPU, -ffp-contract=off on the CPU) and no flush of
 // denormals. exp and log1p are short polynomials over those operations instead of library calls, because libraries
 // differ: then a result can be compared by value between machines, and a test on the CPU says something of the GPU.
@@ -13,11 +13,17 @@ namespace jitkern {
 JITKERN_DEVICE float mul(float a, float b) { return __fmul_rn(a, b); }
 JITKERN_DEVICE float add(float a, float b) { return __fadd_rn(a, b); }
 JITKERN_DEVICE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-JITKERN_DEVICE float divide(float a, float b) { return __fdiv_rn(a, b); }
+// 1 / x for 1 <= x <= 4, rounded to nearest: one Newton step from the approximation, as the division's own fast path
+// does it; without the slow path's branch and code. (A test compares every x of [1, 4].)
+JITKERN_DEVICE float reciprocal(float x) {
+  float y;
+  asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
+  return fma(y, fma(-x, y, 1.0f), y);
+}
 JITKERN_DEVICE double mul(double a, double b) { return __dmul_rn(a, b); }
 JITKERN_DEVICE double add(double a, double b) { return __dadd_rn(a, b); }
 JITKERN_DEVICE double fma(double a, double b, double c) { return __fma_rn(a, b, c); }
-JITKERN_DEVICE double divide(double a, double b) { return __ddiv_rn(a, b); }
+JITKERN_DEVICE double reciprocal(double x) { return __drcp_rn(x); }
 JITKERN_DEVICE i32 round_to_int(float x) { return __float2int_rn(x); }
 JITKERN_DEVICE double exp_nonpositive(double x) { return exp(x); }
 JITKERN_DEVICE double log1p_unit(double x) { return log1p(x); }
@@ -25,11 +31,11 @@ JITKERN_DEVICE double log1p_unit(double x) { return log1p(x); }
 JITKERN_DEVICE float mul(float a, float b) { return a * b; }
 JITKERN_DEVICE float add(float a, float b) { return a + b; }
 JITKERN_DEVICE float fma(float a, float b, float c) { return __builtin_fmaf(a, b, c); }
-JITKERN_DEVICE float divide(float a, float b) { return a / b; }
+JITKERN_DEVICE float reciprocal(float x) { return 1.0f / x; }
 JITKERN_DEVICE double mul(double a, double b) { return a * b; }
 JITKERN_DEVICE double add(double a, double b) { return a + b; }
 JITKERN_DEVICE double fma(double a, double b, double c) { return __builtin_fma(a, b, c); }
-JITKERN_DEVICE double divide(double a, double b) { return a / b; }
+JITKERN_DEVICE double reciprocal(double x) { return 1.0 / x; }
 // Adding 1.5 * 2^23 leaves the nearest integer in the low mantissa bits, for |x| < 2^22.
 JITKERN_DEVICE i32 round_to_int(float x) { return static_cast<i32>(bits_of(x + 12582912.0f)) - 0x4b400000; }
 JITKERN_DEVICE double exp_nonpositive(double x) { return __builtin_exp(x); }
@@ -71,7 +77,7 @@ JITKERN_DEVICE float exp_nonpositive(float x) {
 
 // log(1 + x) for 0 <= x <= 1: 2 atanh(s) with s = x / (2 + x) <= 1/3, by its odd series; NaN stays NaN.
 JITKERN_DEVICE float log1p_unit(float x) {
-  const float s = divide(x, add(2.0f, x));
+  const float s = mul(x, reciprocal(add(2.0f, x)));
   const float z = mul(s, s);
   float q = fma(z, 1.0f / 15, 1.0f / 13);
   q = fma(q, z, 1.0f / 11);

@@ -59,6 +59,39 @@ JITKERN_DEVICE void narrow(float x, bf16& y) {
 #endif
 }
 
+// Two 16-bit elements in a word, the first one in the low half: converted together where the hardware can.
+template <class T>
+JITKERN_DEVICE void widen_pair(u32 word, float& first, float& second) {
+  first = widen(T{static_cast<u16>(word)});
+  second = widen(T{static_cast<u16>(word >> 16)});
+}
+template <>
+JITKERN_DEVICE void widen_pair<bf16>(u32 word, float& first, float& second) {
+  first = float_of(word << 16);
+  second = float_of(word & 0xffff0000u);
+}
+template <class T>
+JITKERN_DEVICE u32 narrow_pair(float first, float second) {
+  T low, high;
+  narrow(first, low);
+  narrow(second, high);
+  return static_cast<u32>(low.bits) | static_cast<u32>(high.bits) << 16;
+}
+#if __CUDA_ARCH__ >= 800
+template <>
+JITKERN_DEVICE u32 narrow_pair<bf16>(float first, float second) {
+  u32 word;
+  asm("cvt.rn.bf16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+  return word;
+}
+template <>
+JITKERN_DEVICE u32 narrow_pair<f16>(float first, float second) {
+  u32 word;
+  asm("cvt.rn.f16x2.f32 %0, %1, %2;" : "=r"(word) : "f"(second), "f"(first));
+  return word;
+}
+#endif
+
 #else
 
 // Exact in both directions; the compiler turns the loops that call these into vector code.

@@ -12,9 +12,11 @@
 #if defined(__CUDACC__) || defined(__CUDACC_RTC__)
 #define JITKERN_ON_GPU 1
 #define JITKERN_DEVICE __device__ __forceinline__
+#define JITKERN_DEVICE_METHOD __device__ __forceinline__
 #else
 #define JITKERN_ON_GPU 0
 #define JITKERN_DEVICE static inline __attribute__((always_inline))
+#define JITKERN_DEVICE_METHOD inline __attribute__((always_inline))
 #endif
 
 // The entry symbol: a plain C name, so that profilers show it and no name mangling is ever looked up.
@@ -29,6 +31,15 @@ using u8 = unsigned char;
 using u16 = unsigned short;
 using u32 = unsigned int;
 using u64 = unsigned long long;
+
+template <bool First, class A, class B>
+struct Choose {
+  using type = A;
+};
+template <class A, class B>
+struct Choose<false, A, B> {
+  using type = B;
+};
 static_assert(sizeof(i64) == 8 && sizeof(u32) == 4 && sizeof(u16) == 2, "the fixed-width names must mean what they say");
 }  // namespace jitkern
 
@@ -40,6 +51,14 @@ static_assert(sizeof(i64) == 8 && sizeof(u32) == 4 && sizeof(u16) == 2, "the fix
 
 namespace jitkern {
 JITKERN_DEVICE void block_barrier() { __syncthreads(); }
+
+// Until everything before this kernel in its stream has finished and can be read. Every thread of every kernel that is
+// launched early calls it before it reads or writes anything; it costs nothing where a kernel was launched in order.
+JITKERN_DEVICE void wait_for_predecessor() {
+#if __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
 }  // namespace jitkern
 
 #if defined(JITKERN_EXPORT_FUNCTION)  // nvcc builds a shared object: let its loader ask for the driver's handle
@@ -71,6 +90,7 @@ JITKERN_DEVICE void block_barrier() { __syncthreads(); }
 
 namespace jitkern {
 JITKERN_DEVICE void block_barrier() {}
+JITKERN_DEVICE void wait_for_predecessor() {}
 }  // namespace jitkern
 
 #endif

@@ -1,0 +1,65 @@
+"""Every variant of every shipped kernel compiles with NVRTC for every target, with no GPU, and fits a budget."""
+
+from __future__ import annotations
+
+import pytest
+
+from jitkern import compilers, sources, toolchain
+from jitkern.errors import ToolchainError
+from jitkern.ops import register_all
+from jitkern.variants import Variant, registered
+
+TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
+
+
+def nvrtc_or_skip() -> None:
+    try:
+        toolchain.nvrtc()
+    except ToolchainError as error:
+        pytest.skip(str(error))
+
+
+@pytest.mark.parametrize("target", TARGETS)
+def test_every_common_variant_compiles(target: str) -> None:
+    nvrtc_or_skip()
+    register_all()
+    compiler = compilers.get("nvrtc")
+    count = 0
+    for kernel in registered().values():
+        text = sources.shipped(kernel.name)
+        assert not text.system_headers, "a shipped kernel needs no header of the system"
+        for variant in kernel.variants(target, "nvrtc"):
+            artifact = compiler.compile(variant, text)
+            assert variant.symbol.encode() in artifact.binary
+            assert not artifact.log.strip(), artifact.log  # no warning either
+            count += 1
+    assert count >= 12
+
+
+@pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
+@pytest.mark.parametrize("pack", [1, 2, 4, 8])
+def test_narrow_packs_compile(dtype: str, pack: int) -> None:
+    nvrtc_or_skip()
+    if dtype == "f32" and pack == 8:
+        pytest.skip("8 floats are more than one access moves")
+    variant = Variant("merge_attn_states", dtype, pack, "sm_75", (("d", 24),))
+    assert compilers.get("nvrtc").compile(variant, sources.shipped(variant.kernel)).binary
+
+
+def test_an_unknown_target_is_explained() -> None:
+    nvrtc_or_skip()
+    variant = Variant("merge_attn_states", "f32", 4, "sm_999", (("d", 64),))
+    with pytest.raises(ToolchainError, match="cannot compile for sm_999; it knows sm_75"):
+        compilers.get("nvrtc").compile(variant, sources.shipped(variant.kernel))
+
+
+def test_the_text_compiles_as_a_plain_file() -> None:
+    """Every hole has a default: `nvcc file.cu` and clangd take the text unchanged. Here: NVRTC with no -D at all."""
+    nvrtc_or_skip()
+    from jitkern.compilers import nvrtc
+
+    for name in sources.names():
+        log, binary = nvrtc._run(
+            nvrtc._library(), sources.shipped(name).flat, f"{name}.cu", ["--gpu-architecture=sm_90"]
+        )
+        assert binary, log
