@@ -169,7 +169,10 @@ def _allow_compile(variant: Variant) -> None:
     if _late is None:
         return
     events.report("late_compile", variant.name, detail=_late)
-    message = f"{variant.name} is not cached ({where}), and freeze() said that everything is warm; add {variant.warmup_line()}"
+    message = (
+        f"{variant.name} is not cached ({where}), and freeze() said that everything is warm;"
+        f" add {variant.warmup_line()}"
+    )
     if _late == "error":
         raise MissError(message)
     if _late == "warning":
@@ -211,7 +214,9 @@ def _compile(variant: Variant, text: Text, key: cache.Key) -> bytes:
         _remember(_kept, key.digest, artifact.binary)
         while sum(map(len, _kept.values())) > _KEPT_BYTES and len(_kept) > 1:
             _kept.popitem(last=False)
-    events.report("compiled", variant.name, seconds, variant.backend)  # now, so that a listener that asks for it finds it
+    events.report(
+        "compiled", variant.name, seconds, variant.backend
+    )  # now, so that a listener that asks for it finds it
     return artifact.binary
 
 
@@ -227,7 +232,6 @@ def _count_running(step: int) -> None:
         if not _waits_at_exit:
             _waits_at_exit = True
             atexit.register(_wait_at_exit)
-
 
 
 def _wait_at_exit() -> None:

@@ -1,8 +1,8 @@
 """Bundles: entries in one file, to carry from where compiling is allowed to where it is not.
 
-The file is a line ``jitkern-bundle 1 <manifest's bytes> <its SHA-256> <signature or ->``, the manifest as JSON, and the
-files' bytes one after the other. The manifest names each file's size and SHA-256; an Ed25519 signature covers the manifest,
-and so everything. Nothing in a bundle says where it goes: folders are made from what is checked.
+The file is a line ``jitkern-bundle 1 <manifest's bytes> <its SHA-256> <signature or ->``, the manifest as JSON, and
+the files' bytes one after the other. The manifest names each file's size and SHA-256; an Ed25519 signature covers the
+manifest, and so everything. Nothing in a bundle says where it goes: folders are made from what is checked.
 """
 
 from __future__ import annotations
@@ -83,7 +83,8 @@ def export_bundle(
             listed.append(_describe(folder, content))
             blobs += content.values()
     if not listed:
-        raise CacheError(f"nothing to export: no entry {pattern!r} for {', '.join(sorted(chosen)) or 'any target'}; jitkern warm makes some")
+        where = ", ".join(sorted(chosen)) or "any target"
+        raise CacheError(f"nothing to export: no entry {pattern!r} for {where}; jitkern warm makes some")
     created = time.strftime("%Y-%m-%dT%H:%M:%SZ", time.gmtime())
     text = json.dumps({"created": created, "entries": listed}, sort_keys=True).encode()
     signature = signing.sign(text, key).hex() if key else "-"
@@ -104,10 +105,8 @@ def verify_bundle(path: Path, key: Path | None = None) -> Report:
     Raises:
         CacheError: it is damaged, or not signed with that key.
     """
-    names, signed = [], False
-    for name, _, _, signed in _read(path, key):
-        names.append(name)
-    return Report(path, names, path.stat().st_size, signed)
+    found = list(_read(path, key))
+    return Report(path, [item[0] for item in found], path.stat().st_size, bool(found) and found[0][3])
 
 
 def import_bundle(path: Path, key: Path | None = None, store: cache.Store | None = None) -> Report:
@@ -123,7 +122,9 @@ def import_bundle(path: Path, key: Path | None = None, store: cache.Store | None
     """
     place = store or cache.open_store()
     if place is None or place.read_only:
-        raise CacheError(f"cannot import {path}: there is no cache folder that can be written to; jitkern doctor says why")
+        raise CacheError(
+            f"cannot import {path}: there is no cache folder that can be written to; jitkern doctor says why"
+        )
     everything = list(_read(path, key))  # all of it is checked before any of it is used
     added = 0
     for name, digest, content, _ in everything:

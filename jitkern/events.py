@@ -28,8 +28,8 @@ class Event:
 
     Attributes:
         kind: ``hit`` (found on disk or kept in memory), ``miss``, ``compiled``, ``loaded``, ``waiting`` (for another
-            process, still), ``wait`` (the waiting is over), ``bad_entry`` (damaged, set aside), ``memory_only`` (the disk
-            would not take it), ``evicted``, ``late_compile`` (after ``freeze``). A warm call reports nothing.
+            process, still), ``wait`` (the waiting is over), ``bad_entry`` (damaged, set aside), ``memory_only`` (the
+            disk would not take it), ``evicted``, ``late_compile`` (after ``freeze``). A warm call reports nothing.
         variant: the variant's name.
         seconds: how long it took, where that means something.
         detail: free text: why it missed, whom it waited for, what was wrong.
@@ -52,7 +52,10 @@ class Stats:
         return self.counts.get(kind, 0)
 
     def __str__(self) -> str:
-        shown = (f"{kind} {n}" + (f" ({self.seconds[kind]:.3f} s)" if self.seconds.get(kind) else "") for kind, n in self.counts.items())
+        shown = (
+            f"{kind} {n}" + (f" ({self.seconds[kind]:.3f} s)" if self.seconds.get(kind) else "")
+            for kind, n in self.counts.items()
+        )
         return ", ".join(shown) or "nothing happened"
 
 
@@ -102,7 +105,9 @@ def report(kind: str, variant: str, seconds: float = 0.0, detail: str = "") -> N
         listeners = tuple(_listeners)
     configure_logging()
     level = logging.INFO if kind == "compiled" else logging.DEBUG
-    logger.log(level, "%s %s%s%s", kind, variant, f" in {seconds:.3f} s" if seconds else "", f" ({detail})" if detail else "")
+    logger.log(
+        level, "%s %s%s%s", kind, variant, f" in {seconds:.3f} s" if seconds else "", f" ({detail})" if detail else ""
+    )
     for listener in listeners:
         try:
             listener(event)

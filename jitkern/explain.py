@@ -96,7 +96,10 @@ def _of_kernel(places: list[cache.Store], variant: Variant) -> Iterator[tuple[Pa
                 with contextlib.suppress(cache.BadFileError, OSError):
                     folder = os.open(path, files.DIRECTORY_FLAGS)
                     try:
-                        yield path, manifest.decode(files.read(folder, manifest.NAME, place.owners, most=manifest.LARGEST))
+                        yield (
+                            path,
+                            manifest.decode(files.read(folder, manifest.NAME, place.owners, most=manifest.LARGEST)),
+                        )
                     finally:
                         os.close(folder)
 
@@ -129,7 +132,9 @@ def _differences(found: dict[str, Any], wanted: dict[str, Any], path: Path, text
             now = " ".join(option for option in now if option not in found["options"]) or "nothing more"
         if name == "text":
             cached, now = _first_line(path, text)
-        result.append(Difference(name, "nothing" if cached is None else str(cached), "nothing" if now is None else str(now)))
+        result.append(
+            Difference(name, "nothing" if cached is None else str(cached), "nothing" if now is None else str(now))
+        )
     return result
 
 
@@ -145,6 +150,8 @@ def _first_line(path: Path, text: Text) -> tuple[str, str]:
     file, line = "", 0
     for passed in now[:number]:
         mark = passed.split('"')
-        file, line = (mark[1], int(passed.split()[1]) - 1) if passed.startswith("#line ") and len(mark) > 1 else (file, line + 1)
+        file, line = (
+            (mark[1], int(passed.split()[1]) - 1) if passed.startswith("#line ") and len(mark) > 1 else (file, line + 1)
+        )
     place = f"{file}:{line + 1}"
     return tuple(f"{place} `{lines[number].strip() if number < len(lines) else ''}`" for lines in (before, now))  # type: ignore[return-value]

@@ -1,7 +1,8 @@
 """From a variant to a function that can be launched.
 
-A function, once loaded, stays for the life of the process: graphs may hold it. The hot path is one dictionary look-up and
-takes no lock; a miss is single-flight per variant and device, and other threads wait without holding the interpreter.
+A function, once loaded, stays for the life of the process: graphs may hold it. The hot path is one dictionary look-up
+and takes no lock; a miss is single-flight per variant and device, and other threads wait without holding the
+interpreter.
 """
 
 from __future__ import annotations
@@ -132,8 +133,8 @@ def _refuse_capture(variant: Variant, device: int, stream: int | None) -> None:
         streams.add(stream)
     if any(driver.is_capturing(handle) for handle in streams):
         raise CaptureError(
-            f"{variant.name} is not loaded on cuda:{device}, and a CUDA graph is being captured: compiling or loading now"
-            f" would break the capture. Before it, run\n    {variant.warmup_line(device)}"
+            f"{variant.name} is not loaded on cuda:{device}, and a CUDA graph is being captured: compiling or loading"
+            f" now would break the capture. Before it, run\n    {variant.warmup_line(device)}"
         )
 
 

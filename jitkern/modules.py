@@ -1,4 +1,4 @@
-"""From a binary to a handle: through the driver, CuPy, or the dynamic loader. What is loaded stays for the process's life."""
+"""From a binary to a handle: through the driver, CuPy, or the dynamic loader. What is loaded stays loaded."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
 """Find compilers, libraries and headers, and say exactly which they are. Compiles nothing.
 
-NVRTC is looked for in the pip wheels that torch itself uses (by absolute path, so that two CUDA majors in one process do
-not mix), then wherever ``cuda.pathfinder`` finds it: other wheels, conda, ``CUDA_HOME``.
+NVRTC is looked for in the pip wheels that torch itself uses (by absolute path, so that two CUDA majors in one process
+do not mix), then wherever ``cuda.pathfinder`` finds it: other wheels, conda, ``CUDA_HOME``.
 """
 
 from __future__ import annotations
@@ -73,7 +73,10 @@ def nvrtc() -> Library:
     else:
         reason = ""
     if not found:
-        raise ToolchainError(f"NVRTC is not installed: not in the nvidia wheels on sys.path, not in conda or CUDA_HOME{reason}. Run: {NVRTC_HINT}")
+        raise ToolchainError(
+            f"NVRTC is not installed: not in the nvidia wheels on sys.path, not in conda or CUDA_HOME{reason}."
+            f" Run: {NVRTC_HINT}"
+        )
     match = re.search(r"\.so\.(\d+)", os.path.realpath(found))
     return _describe_nvrtc(Path(found), int(match[1]) if match else 0)
 
@@ -132,7 +135,9 @@ def cuda_include() -> Path:
         if (folder / "cuda_fp16.h").is_file() and header_version(folder) // 1000 == library.major:
             return folder
     package = "nvidia-cuda-runtime" if library.major >= 13 else f"nvidia-cuda-runtime-cu{library.major}"
-    raise ToolchainError(f"CUDA {library.major} headers (cuda_fp16.h) are not installed. Run: pip install '{package}=={library.major}.*'")
+    raise ToolchainError(
+        f"CUDA {library.major} headers (cuda_fp16.h) are not installed. Run: pip install '{package}=={library.major}.*'"
+    )
 
 
 def cccl_include() -> Path | None:
@@ -187,7 +192,9 @@ def host_compiler() -> HostCompiler:
     Raises:
         ToolchainError: none is installed, or it does not start.
     """
-    command = os.environ.get("CXX", "").strip() or next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), None)
+    command = os.environ.get("CXX", "").strip() or next(
+        (name for name in ("c++", "g++", "clang++") if shutil.which(name)), None
+    )
     found = shutil.which(command.split()[0]) if command else None
     if command is None or found is None:
         looked = f"CXX={command}" if command else "c++, g++ and clang++ on the PATH"
@@ -228,7 +235,12 @@ def nvcc() -> tuple[str, str]:
         ToolchainError: it is not installed.
     """
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH")
-    candidates = [os.environ.get("PYTORCH_NVCC"), home and f"{home}/bin/nvcc", shutil.which("nvcc"), "/usr/local/cuda/bin/nvcc"]
+    candidates = [
+        os.environ.get("PYTORCH_NVCC"),
+        home and f"{home}/bin/nvcc",
+        shutil.which("nvcc"),
+        "/usr/local/cuda/bin/nvcc",
+    ]
     for path in filter(None, candidates):
         if shutil.which(path):
             try:
@@ -236,7 +248,10 @@ def nvcc() -> tuple[str, str]:
             except (OSError, subprocess.SubprocessError) as error:
                 raise ToolchainError(f"nvcc at {path} does not start: {error}") from None
             return path, " ".join(run.stdout.split()[-3:])
-    raise ToolchainError("backend='nvcc' needs nvcc: not in CUDA_HOME, not on the PATH, not in /usr/local/cuda. The default backend, nvrtc, needs none.")
+    raise ToolchainError(
+        "backend='nvcc' needs nvcc: not in CUDA_HOME, not on the PATH, not in /usr/local/cuda."
+        " The default backend, nvrtc, needs none."
+    )
 
 
 def ninja() -> str:

@@ -1,8 +1,8 @@
 """The size of a cache: the least recently used entries go first, and never one in use.
 
-Finding out how large a cache is takes a look at every entry, too much to do at each publish. So the growth is counted: the
-file ``grown`` gets a byte for each unit published (appending is atomic), and only when its length says that the cap may be
-exceeded are the entries looked at, and the file cut to what they really take.
+Finding out how large a cache is takes a look at every entry, too much to do at each publish. So the growth is
+counted: the file ``grown`` gets a byte for each unit published (appending is atomic), and only when its length says
+that the cap may be exceeded are the entries looked at, and the file cut to what they really take.
 """
 
 from __future__ import annotations

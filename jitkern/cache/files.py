@@ -1,7 +1,7 @@
 """Files and folders that only we could have made: opened without following a link, checked on the open descriptor.
 
-What is checked is what is used: owner and mode are asked of the descriptor that is read, so that nobody gains anything by
-exchanging a folder between a check and a use.
+What is checked is what is used: owner and mode are asked of the descriptor that is read, so that nobody gains
+anything by exchanging a folder between a check and a use.
 """
 
 from __future__ import annotations

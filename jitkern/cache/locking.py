@@ -1,4 +1,4 @@
-"""The lock that saves duplicate compiles. Nothing is wrong without it: it may fail, be node-local or never be let go."""
+"""The lock that saves duplicate compiles. Nothing is wrong without it: it may fail, or never be let go."""
 
 from __future__ import annotations
 
@@ -71,7 +71,11 @@ def _wait(base: Path, root: Path, key: Key, look: Callable[[], Entry | None]) ->
         return None, None
     with contextlib.suppress(OSError):
         files.remove(holder)  # of one that was killed
-        files.write(holder, json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}).encode(), flush=False)
+        files.write(
+            holder,
+            json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}).encode(),
+            flush=False,
+        )
     # Whoever held it may have published between our look and our turn, however short that was.
     entry = look()
     if entry is not None:
@@ -97,7 +101,9 @@ def _acquire(lock: Any, key: Key, holder: Path, start: float, look: Callable[[],
         if waited >= bound:
             who = describe_holder(holder)
             events.report("wait", key.stem, waited, f"gave up on {who}")
-            events.warn_once(f"lock {holder}", f"waited {waited:.0f} s for {who} to compile {key.stem}; compiling it here")
+            events.warn_once(
+                f"lock {holder}", f"waited {waited:.0f} s for {who} to compile {key.stem}; compiling it here"
+            )
             return None
         if waited > _PATIENCE_SECONDS and not announced:
             announced = True

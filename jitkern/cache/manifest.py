@@ -1,7 +1,7 @@
 """``meta.json``: what is known of an entry, in a form in which every byte counts.
 
-The last line holds the SHA-256 of all that comes before it. Without it, a flipped bit in the manifest's own numbers would
-go unseen, and the manifest is what says which binary is the right one.
+The last line holds the SHA-256 of all that comes before it. Without it, a flipped bit in the manifest's own numbers
+would go unseen, and the manifest is what says which binary is the right one.
 """
 
 from __future__ import annotations

@@ -143,7 +143,9 @@ class Store:
             self.adopt(key.folder, key.digest, content)
         except OSError as error:
             events.report("memory_only", key.stem, detail=str(error))
-            events.warn_once(f"write {error.errno}", f"cannot write to the cache {self.root}: {error}; going on in memory")
+            events.warn_once(
+                f"write {error.errno}", f"cannot write to the cache {self.root}: {error}; going on in memory"
+            )
             return None
         return Entry(binary, meta, self.base / key.folder)
 

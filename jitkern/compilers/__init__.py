@@ -41,7 +41,7 @@ class Compiler(Protocol):
         """Canonical options, without a path in them."""
 
     def identity(self, variant: Variant, text: Text) -> dict[str, Any]:
-        """What else the binary depends on: the compiler, headers, for host code its ABI. Starts no process if possible."""
+        """What else the binary depends on: compiler, headers, for host code its ABI. Starts no process if possible."""
 
     def compile(self, variant: Variant, text: Text) -> Artifact:
         """Compile.
@@ -79,4 +79,6 @@ def key_of(variant: Variant, text: Text) -> Key:
         "symbol": variant.symbol,
         **compiler.identity(variant, text),
     }
-    return Key(parts, variant.target, f"{variant.stem}-{variant.backend}" if variant.backend == "nvcc" else variant.stem)
+    return Key(
+        parts, variant.target, f"{variant.stem}-{variant.backend}" if variant.backend == "nvcc" else variant.stem
+    )

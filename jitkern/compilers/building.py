@@ -1,7 +1,7 @@
 """What surrounds a build by other programs: its private folder, its environment, and the end of what it started.
 
-A build ends in one of four ways: done, rejected, interrupted, or its process is killed. In the first three nothing of it
-stays behind, no folder and no compiler that goes on; after a kill its folder stays until a later build sweeps it.
+A build ends in one of four ways: done, rejected, interrupted, or its process is killed. In the first three nothing of
+it stays behind, no folder and no compiler that goes on; after a kill its folder stays until a later build sweeps it.
 """
 
 from __future__ import annotations
@@ -96,7 +96,9 @@ def _make_folder() -> Path:
             folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
             sweep(folder.parent)
             return folder
-    raise ToolchainError("no temporary folder to build in: neither the usual one nor /dev/shm can be written to. Set TMPDIR.")
+    raise ToolchainError(
+        "no temporary folder to build in: neither the usual one nor /dev/shm can be written to. Set TMPDIR."
+    )
 
 
 def sweep(parent: Path) -> None:
@@ -156,7 +158,7 @@ def _end_at_exit() -> None:
 
 @contextlib.contextmanager
 def environment(compiler: toolchain.HostCompiler) -> Iterator[None]:
-    """Let cpp_extension find ninja and the compiler that the key names. Builds may overlap; the last one puts it back."""
+    """Let cpp_extension find ninja and the compiler of the key. Builds may overlap; the last one puts it back."""
     global _users
     ninja = toolchain.ninja()
     with _guard:

@@ -8,8 +8,12 @@ import tempfile
 from jitkern.errors import CompileError
 from jitkern.sources import Text
 
-_NVIDIA = re.compile(r"^(?P<file>[^\s()]+)\((?P<line>\d+)\): (?:catastrophic |fatal )?error:? ?(?P<text>.*)$", re.MULTILINE)
-_GNU = re.compile(r"^(?P<file>[^\s:]+):(?P<line>\d+):(?:(?P<column>\d+):)? (?:fatal )?error: (?P<text>.*)$", re.MULTILINE)
+_NVIDIA = re.compile(
+    r"^(?P<file>[^\s()]+)\((?P<line>\d+)\): (?:catastrophic |fatal )?error:? ?(?P<text>.*)$", re.MULTILINE
+)
+_GNU = re.compile(
+    r"^(?P<file>[^\s:]+):(?P<line>\d+):(?:(?P<column>\d+):)? (?:fatal )?error: (?P<text>.*)$", re.MULTILINE
+)
 _LINE_MARK = re.compile(r'^#line (\d+) "([^"]+)"$')
 _AROUND = 2
 

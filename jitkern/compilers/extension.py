@@ -1,8 +1,8 @@
 """Shared objects through ``torch.utils.cpp_extension.load``: the CPU backend, and nvcc for those who want it.
 
-The text includes no torch header and the object links nothing of torch (``--as-needed``), so it compiles in a fraction of
-a second and outlives a torch upgrade. Every build has a private folder and a name of its own: torch's own lock file,
-which waits for ever after a kill, and its memory of failed builds never come into play.
+The text includes no torch header and the object links nothing of torch (``--as-needed``), so it compiles in a
+fraction of a second and outlives a torch upgrade. Every build has a private folder and a name of its own: torch's own
+lock file, which waits for ever after a kill, and its memory of failed builds never come into play.
 """
 
 from __future__ import annotations
@@ -18,6 +18,7 @@ from jitkern.errors import ToolchainError
 from jitkern.sources import Text
 from jitkern.variants import Variant
 
+
 class Extension:
     """Builds with the host's C++ compiler, or with nvcc if ``cuda``."""
 
@@ -32,14 +33,26 @@ class Extension:
         if self.cuda:
             number = variant.target.removeprefix("sm_")
             arch = f"-gencode=arch=compute_{number},code=sm_{number}"
-            return [arch, "-O3", "--ftz=false", "--prec-div=true", "--fmad=true", "-DJITKERN_EXPORT_FUNCTION=1", *defines]
+            return [
+                arch,
+                "-O3",
+                "--ftz=false",
+                "--prec-div=true",
+                "--fmad=true",
+                "-DJITKERN_EXPORT_FUNCTION=1",
+                *defines,
+            ]
         return ["-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", *defines]
 
     def identity(self, variant: Variant, text: Text) -> dict[str, Any]:
         """The compilers and what the object's ABI depends on."""
         abi = toolchain.host_abi()
         if self.cuda:
-            return {"compiler": {"name": "nvcc", "version": toolchain.nvcc()[1]}, "host": toolchain.host_compiler().identity, "abi": abi}
+            return {
+                "compiler": {"name": "nvcc", "version": toolchain.nvcc()[1]},
+                "host": toolchain.host_compiler().identity,
+                "abi": abi,
+            }
         return {"compiler": {"name": "host", "version": toolchain.host_compiler().identity}, "abi": abi}
 
     def compile(self, variant: Variant, text: Text) -> Artifact:
@@ -87,5 +100,7 @@ def _load(variant: Variant, text: Text, folder: Path, cuda: bool, options: list[
             if re.search(r"\berror\b[: ]", log) and not building.is_transient(log):
                 return log, None
             last = "\n".join(log.strip().splitlines()[-12:])
-            raise ToolchainError(f"building {variant.name} failed, and not for its text; call again once that is put right:\n{last}") from None
+            raise ToolchainError(
+                f"building {variant.name} failed, and not for its text; call again once that is put right:\n{last}"
+            ) from None
     return "", (folder / f"{name}.so").read_bytes()

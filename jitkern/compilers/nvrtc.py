@@ -1,4 +1,4 @@
-"""The default GPU compiler: NVRTC, in this process, to a cubin for the exact target. Needs no GPU, nvcc or C++ compiler."""
+"""The default GPU compiler: NVRTC, in this process, to a cubin for the exact target. Needs no GPU and no nvcc."""
 
 from __future__ import annotations
 
@@ -19,7 +19,7 @@ class Nvrtc:
     binary_name = "kernel.cubin"
 
     def options(self, variant: Variant) -> list[str]:
-        """No ``-ftz``, no fast math: backends agree to the last bit. ``--minimal`` leaves out what no kernel here uses."""
+        """No ``-ftz``, no fast math: backends agree to the last bit. ``--minimal`` leaves out what no kernel uses."""
         options = [
             f"--gpu-architecture={variant.target}",
             "--std=c++17",
@@ -46,7 +46,10 @@ class Nvrtc:
         version = toolchain.nvrtc().version
         if number not in supported:
             known = ", ".join(f"sm_{item}" for item in supported)
-            raise ToolchainError(f"NVRTC {version} cannot compile for {variant.target}; it knows {known}. Install a {'newer' if number > max(supported) else 'older'} one.")
+            which = "a newer" if number > max(supported) else "an older"
+            raise ToolchainError(
+                f"NVRTC {version} cannot compile for {variant.target}; it knows {known}. Install {which} one."
+            )
         options = self.options(variant)
         if text.system_headers:
             options = [option for option in options if option != "--minimal"]
@@ -97,11 +100,17 @@ def _run(nvrtc: Any, text: str, name: str, options: list[str]) -> tuple[str, byt
     try:
         encoded = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         result = nvrtc.nvrtcCompileProgram(program, len(options), encoded)
-        log = _fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).rstrip(b"\0").decode(errors="replace")
+        log = (
+            _fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+            .rstrip(b"\0")
+            .decode(errors="replace")
+        )
         if result == 6:  # NVRTC_ERROR_COMPILATION
             return log, None
         if result:
-            raise ToolchainError(f"NVRTC failed: {nvrtc.nvrtcGetErrorString(result).decode()} with {' '.join(options)}. {log}")
+            raise ToolchainError(
+                f"NVRTC failed: {nvrtc.nvrtcGetErrorString(result).decode()} with {' '.join(options)}. {log}"
+            )
         return log, _fetch(nvrtc.nvrtcGetCUBINSize, nvrtc.nvrtcGetCUBIN, program)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from jitkern import binaries, events, loader, settings
+from jitkern import binaries, cache, events, loader, settings
 from tests.faults import harness
 
 
@@ -57,6 +57,13 @@ def heard() -> Iterator[list[str]]:
 def _seed() -> Iterator[None]:
     yield
     print(f"JITKERN_FAULTS_SEED={harness.SEED} repeats what was drawn at random")
+
+
+def the_store() -> cache.Store:
+    """The store that this process uses."""
+    found = binaries.store()
+    assert found is not None
+    return found
 
 
 needs_root = pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to mount or to become another user")

@@ -1,4 +1,4 @@
-"""A compiler that is quick, countable and can be told to be slow or to fail, for faults that the real ones are too slow for."""
+"""A compiler that is quick, can be counted and told to be slow, for faults that the real ones are too slow for."""
 
 from __future__ import annotations
 

@@ -83,7 +83,13 @@ def interrupt_a_build(root: str, after: float) -> dict[str, Any]:
         outcome = "interrupted"
     seconds = time.perf_counter() - start
     time.sleep(0.1)
-    return {"outcome": outcome, "seconds": seconds, "left": builders(), "folders": folders(), "path": os.environ["PATH"]}
+    return {
+        "outcome": outcome,
+        "seconds": seconds,
+        "left": builders(),
+        "folders": folders(),
+        "path": os.environ["PATH"],
+    }
 
 
 def exit_during(root: str, backend: str, seconds: float) -> None:
@@ -122,14 +128,20 @@ def fork_between(root: str) -> dict[str, Any]:
     time.sleep(0.05)
 
     def child_work() -> Any:
-        return loader.obtain(injected.variant(1), injected.TEXT)[1], loader.obtain(injected.variant(2), injected.TEXT)[1]
+        return loader.obtain(injected.variant(1), injected.TEXT)[1], loader.obtain(injected.variant(2), injected.TEXT)[
+            1
+        ]
 
     child = harness.Child(child_work)
     result = child.result(15)
     release.set()
     for thread in threads:
         thread.join(20)
-    return {"child": result, "parent": loader.obtain(injected.variant(1), injected.TEXT)[1], "alive": sum(t.is_alive() for t in threads)}
+    return {
+        "child": result,
+        "parent": loader.obtain(injected.variant(1), injected.TEXT)[1],
+        "alive": sum(t.is_alive() for t in threads),
+    }
 
 
 def fork_after_use(root: str) -> dict[str, Any]:

@@ -6,6 +6,7 @@ import contextlib
 import errno
 import fcntl
 import hashlib
+import itertools
 import os
 import random
 import shutil
@@ -74,7 +75,10 @@ def cold_processes(root: str, count: int, different: int, kind: str, use_real: b
     results = harness.together(count, work)
     failed = [result for result in results if result[0] != "ok"]
     compiled = Counter(value[0] for state, value in results if state == "ok" and value[1] == "compiled")
-    hashes = {number: {value[2] for state, value in results if state == "ok" and value[0] == number} for number in range(different)}
+    hashes = {
+        number: {value[2] for state, value in results if state == "ok" and value[0] == number}
+        for number in range(different)
+    }
     binaries.forget()
     store = binaries.store()
     assert store is not None
@@ -128,7 +132,7 @@ def cold_threads(root: str, count: int, different: int, in_memory: bool) -> dict
         "compiled": found["compiled"],
         "loaded": found["loaded"],
         "flights": len(loader._flights) + len(binaries._flights),
-        "longest pause": max((b - a for a, b in zip(beats, beats[1:], strict=False)), default=0.0),
+        "longest pause": max((b - a for a, b in itertools.pairwise(beats)), default=0.0),
     }
 
 

@@ -34,7 +34,7 @@ def load_times(root: str, size: int, entries: int, publishes: int) -> dict[str, 
     """Milliseconds of warm loads of an entry of ``size`` bytes in a cache of ``entries``, and of publishes into it."""
     injected.install(size=size)
     store = cache.Store(Path(root))
-    fsync, os.fsync = os.fsync, lambda descriptor: None  # many at once; what is timed below is flushed
+    fsync, os.fsync = os.fsync, lambda fd: None  # many at once; what is timed below is flushed
     for number in range(entries):
         variant = injected.variant(number)
         key = compilers.key_of(variant, injected.TEXT)
@@ -61,14 +61,18 @@ def load_times(root: str, size: int, entries: int, publishes: int) -> dict[str, 
 
 
 def first_call(root: str) -> dict[str, Any]:
-    """Milliseconds of the first warm calls of a process for real entries: key, check, read, and for the CPU the mapping."""
+    """Milliseconds of the first two warm calls of a process for real entries: key, check, read."""
     start = time.perf_counter()
     loader.obtain(real(1, "nvrtc"))
     first = time.perf_counter() - start
     start = time.perf_counter()
     loader.obtain(real(2, "nvrtc"))
     second = time.perf_counter() - start
-    return {"first": first * 1000, "second": second * 1000, "modules": sorted({"filelock", "torch", "cupy"} & set(__import__("sys").modules))}
+    return {
+        "first": first * 1000,
+        "second": second * 1000,
+        "modules": sorted({"filelock", "torch", "cupy"} & set(__import__("sys").modules)),
+    }
 
 
 def cpu_load(root: str) -> dict[str, Any]:
@@ -86,4 +90,8 @@ def cpu_load(root: str) -> dict[str, Any]:
             times.append(time.perf_counter() - start)
             assert function.how == "cached"
             handles.add(function.handle)
-    return {"load": statistics.median(times) * 1000, "more": len(os.listdir("/proc/self/fd")) - before, "handles": len(handles)}
+    return {
+        "load": statistics.median(times) * 1000,
+        "more": len(os.listdir("/proc/self/fd")) - before,
+        "handles": len(handles),
+    }

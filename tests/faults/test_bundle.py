@@ -143,7 +143,9 @@ def test_a_bad_entry_in_the_cache_gives_way_to_the_bundle(filled, other, tmp_pat
 @pytest.fixture
 def keys(tmp_path):
     """(private, public, another public) key files."""
-    ed25519 = pytest.importorskip("cryptography.hazmat.primitives.asymmetric.ed25519", reason="cryptography is not installed")
+    ed25519 = pytest.importorskip(
+        "cryptography.hazmat.primitives.asymmetric.ed25519", reason="cryptography is not installed"
+    )
     from cryptography.hazmat.primitives import serialization as s
 
     paths = []
@@ -191,7 +193,7 @@ def test_a_signature_covers_all_of_it(filled, other, tmp_path, keys):
 
 
 def test_a_key_that_is_none_is_told(filled, tmp_path, keys):
-    private, public, _ = keys
+    _, public, _ = keys
     (tmp_path / "junk").write_text("junk")
     with pytest.raises(CacheError, match="no private key"):
         bundle.export_bundle(tmp_path / "b", key=tmp_path / "junk")

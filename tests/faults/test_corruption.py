@@ -8,13 +8,16 @@ import random
 import shutil
 import time
 from collections import Counter
+from collections.abc import Callable
+from typing import Any
 
 import pytest
 
-from jitkern import binaries, cache, compilers, events, loader
+from jitkern import cache, compilers, events, loader
 from jitkern.cache import manifest
 from jitkern.variants import Variant
 from tests.faults import harness, injected
+from tests.faults.conftest import the_store
 
 ROUNDS = harness.amount(500, 10_000)
 
@@ -115,21 +118,26 @@ def test_random_damage_is_never_loaded_always_repaired_and_told_once(here, compi
     draw, kinds = random.Random(harness.SEED), Counter[str]()
     variant, other = injected.variant(1), injected.variant(2)
     key, other_key = (compilers.key_of(v, injected.TEXT) for v in (variant, other))
-    store = binaries.store()
+    store = the_store()
     path, other_path = store.base / key.folder, store.base / other_key.folder
     for v in (variant, other):
         loader.obtain(v, injected.TEXT)
     for number in range(ROUNDS):
         before = {name: (path / name).read_bytes() for name in (manifest.NAME, "kernel.cubin")}
         if draw.random() < 0.1:
-            damage = draw.choice(FOLDER_DAMAGE)
+            damage: Callable[..., None] = draw.choice(FOLDER_DAMAGE)
             damage(path, draw)
         else:
             damage = draw.choice(FILE_DAMAGE)
             name = draw.choice(list(before))
             damage(path / name, other_path, draw)
             file = path / name
-            if damage is not _open_to_all and not file.is_symlink() and file.is_file() and file.read_bytes() == before[name]:
+            if (
+                damage is not _open_to_all
+                and not file.is_symlink()
+                and file.is_file()
+                and file.read_bytes() == before[name]
+            ):
                 continue  # zeros over zeros are no damage
         kinds[damage.__name__.strip("_")] += 1
         heard.clear()
@@ -156,7 +164,7 @@ def test_damage_to_real_binaries_is_repaired_by_the_real_compilers(here, backend
     target = "cpu" if backend == "cpu" else "sm_90"
     variant = Variant("merge_attn_states", "f32", 4, target, (("d", 96),), backend)
     good, _ = loader.obtain(variant)
-    (path, _, _) = next(binaries.store().entries())
+    (path, _, _) = next(the_store().entries())
     for damage in (_truncate, _zero, _flip, _garble, _empty):
         events.forget_warnings()
         heard.clear()
@@ -168,7 +176,7 @@ def test_damage_to_real_binaries_is_repaired_by_the_real_compilers(here, backend
         assert loader.obtain(variant)[0] == good
 
 
-WRONG = [
+WRONG: list[Any] = [
     [], {}, None, 5, "text", [[1]], {"digest": 5}, {"digest": "x" * 64},
     {"binary": "../kernel.cubin"}, {"binary": "/etc/passwd"}, {"binary": 7}, {"binary": "kernel.cubin\0"},
     {"size": -1}, {"size": True}, {"size": 2.0**70}, {"size": "20"}, {"size": None}, {"size": 10**30},
@@ -180,7 +188,7 @@ WRONG = [
 def test_a_manifest_that_matches_its_hash_and_says_nonsense_is_damage(here, compiler, heard, wrong):
     variant = injected.variant()
     loader.obtain(variant, injected.TEXT)
-    path = next(binaries.store().entries())[0] / manifest.NAME
+    path = next(the_store().entries())[0] / manifest.NAME
     meta = manifest.decode(path.read_bytes())
     meta.pop("~sha256", None)
     if isinstance(wrong, dict) and wrong:
@@ -192,13 +200,15 @@ def test_a_manifest_that_matches_its_hash_and_says_nonsense_is_damage(here, comp
     assert len(heard) == 1
 
 
-@pytest.mark.parametrize("content", [b"[" * 500_000, b'{"a":' * 100_000, b"\xff\xfe" * 50, b"9" * 100_000, b"\0" * 5000])
+@pytest.mark.parametrize(
+    "content", [b"[" * 500_000, b'{"a":' * 100_000, b"\xff\xfe" * 50, b"9" * 100_000, b"\0" * 5000]
+)
 def test_a_manifest_that_breaks_parsers_is_damage(here, compiler, heard, content):
     import hashlib
 
     variant = injected.variant()
     loader.obtain(variant, injected.TEXT)
-    path = next(binaries.store().entries())[0] / manifest.NAME
+    path = next(the_store().entries())[0] / manifest.NAME
     path.write_bytes(content + (manifest._FOOTER % hashlib.sha256(content).hexdigest()).encode())
     assert loader.obtain(variant, injected.TEXT)[1] == "compiled"
     assert len(heard) == 1
@@ -208,7 +218,7 @@ def test_a_manifest_that_breaks_parsers_is_damage(here, compiler, heard, content
 def test_a_file_of_a_terabyte_is_not_read(here, compiler, heard, name):
     variant = injected.variant()
     loader.obtain(variant, injected.TEXT)
-    path = next(binaries.store().entries())[0] / name
+    path = next(the_store().entries())[0] / name
     try:
         os.truncate(path, 1 << 40)
     except OSError as error:
@@ -226,7 +236,7 @@ def test_an_entry_that_is_good_by_its_hash_and_cannot_be_loaded_is_built_again_o
 
     text = sources.shipped(variant.kernel)
     key = compilers.key_of(variant, text)
-    store = binaries.store()
+    store = the_store()
     store.discard(store.base / key.folder)
     store.publish(key, b"\x7fELF but nothing else", "kernel.so", text.flat, {})
     before = events.stats()["compiled"]
@@ -253,7 +263,7 @@ def test_what_cannot_be_loaded_is_not_rebuilt_where_nothing_may_be_compiled(here
 def test_a_reader_that_saw_damage_leaves_the_good_entry_that_took_its_place(here, compiler, monkeypatch):
     variant = injected.variant()
     loader.obtain(variant, injected.TEXT)
-    store, key = binaries.store(), compilers.key_of(variant, injected.TEXT)
+    store, key = the_store(), compilers.key_of(variant, injected.TEXT)
     path = store.base / key.folder
     os.truncate(path / "kernel.cubin", 5)
     read = store.read

@@ -20,7 +20,9 @@ STRANGER = 12345  # a uid without a passwd entry
 @pytest.mark.parametrize("name", ["ENOSPC", "EDQUOT", "EROFS", "EACCES", "EIO", "ESTALE", "EMFILE", "EINTR", "ENOENT"])
 def test_any_step_may_fail_in_any_way(root, name, record_property):
     found, said = harness.scene("scenes_disk", "every_step_fails", str(root), name, env=harness.with_root(root))
-    record_property("measured", f"{name} at each of {found['points']} file-system calls, cold and warm: {found['outcomes']}")
+    record_property(
+        "measured", f"{name} at each of {found['points']} file-system calls, cold and warm: {found['outcomes']}"
+    )
     assert found["wrong"] == [], said
     assert found["points"] > 40
     if name not in ("EINTR", "ENOENT"):  # a call that is repeated, and one whose failure is an answer, need not be told
@@ -32,7 +34,10 @@ def tmpfs(path: Path, size: int):
     """A tiny disk."""
     path.mkdir(mode=0o700, exist_ok=True)
     run = subprocess.run(
-        ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "none", str(path)], capture_output=True, text=True, check=False
+        ["mount", "-t", "tmpfs", "-o", f"size={size},mode=0700", "none", str(path)],
+        capture_output=True,
+        text=True,
+        check=False,
     )
     if run.returncode:
         pytest.skip(f"cannot mount a tmpfs here: {run.stderr.strip()}")
@@ -61,7 +66,9 @@ def test_a_full_disk_at_every_fill_level(root, record_property):
             if not found["entries"]:
                 said_once(found, "No space left on device")
                 assert not list(root.glob("v1/tmp/*")), "leftovers fill the disk even more"
-    record_property("measured", f"disks of {sizes[0]} to {sizes[-1]} bytes: {told} went on in memory, {kept} could publish")
+    record_property(
+        "measured", f"disks of {sizes[0]} to {sizes[-1]} bytes: {told} went on in memory, {kept} could publish"
+    )
     assert told > 0
     assert kept > 0
 
@@ -102,7 +109,12 @@ def as_stranger(folder: Path):
             parent.chmod(parent.stat().st_mode | 0o011)
     prefix = ["setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups"]
     try:
-        probe = subprocess.run([*prefix, sys.executable, "-c", "import jitkern"], env=harness.environment(), capture_output=True, check=False)
+        probe = subprocess.run(
+            [*prefix, sys.executable, "-c", "import jitkern"],
+            env=harness.environment(),
+            capture_output=True,
+            check=False,
+        )
         if probe.returncode:
             pytest.skip("another user cannot start this interpreter")
         yield prefix
@@ -149,7 +161,12 @@ def test_a_trap_laid_in_the_temporary_folder_is_refused(tmp_path, trap):
         found, _ = harness.scene("scenes_disk", "use", "", env=env, prefix=prefix)
     assert found["root"] is None
     assert found["got"] == [GOOD]
-    reason = {"link": "it is a symbolic link", "open": "others can write", "foreign": "belongs to uid 54321", "file": "File exists"}
+    reason = {
+        "link": "it is a symbolic link",
+        "open": "others can write",
+        "foreign": "belongs to uid 54321",
+        "file": "File exists",
+    }
     said_once(found, reason[trap])
     assert list(elsewhere.iterdir()) == []
     assert place.is_file() or list(place.iterdir()) == []
@@ -189,7 +206,14 @@ def test_no_folder_at_all(tmp_path):
     """No home, no temporary folder: not even the build of a CPU kernel can go there, but a GPU's needs no folder."""
     env = harness.environment(HOME=None, XDG_CACHE_HOME="/proc/none", TMPDIR="/proc/none", JITKERN_QUIET="1")
     env["HOME"] = "/proc/none"
-    prefix = ["unshare", "-m", "sh", "-c", 'for d in /tmp /var/tmp /usr/tmp; do mount -t tmpfs -o ro none $d 2>/dev/null; done; exec "$@"', "sh"]
+    prefix = [
+        "unshare",
+        "-m",
+        "sh",
+        "-c",
+        'for d in /tmp /var/tmp /usr/tmp; do mount -t tmpfs -o ro none $d 2>/dev/null; done; exec "$@"',
+        "sh",
+    ]
     if os.geteuid() != 0 or subprocess.run(["unshare", "-m", "true"], capture_output=True, check=False).returncode:
         pytest.skip("needs a mount namespace of its own, to take the temporary folders away")
     found, _ = harness.scene("scenes_disk", "use", "", env=env, prefix=prefix)
@@ -235,7 +259,9 @@ def test_a_home_reached_through_links(tmp_path):
 def test_every_folder_is_private_whatever_the_umask(tmp_path, umask):
     root = tmp_path / "deep" / "root"
     prefix = ["sh", "-c", f'umask {umask:04o}; exec "$@"', "sh"]
-    found, _ = harness.scene("scenes_disk", "use", str(root), env=harness.with_root(root, TMPDIR=str(tmp_path)), prefix=prefix)
+    found, _ = harness.scene(
+        "scenes_disk", "use", str(root), env=harness.with_root(root, TMPDIR=str(tmp_path)), prefix=prefix
+    )
     assert found["got"] == [GOOD]
     open_ones = [str(path) for path in [root, *root.rglob("*")] if path.stat().st_mode & 0o077]
     assert open_ones == []

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from jitkern import binaries, cache, compilers, events, explain, loader, settings, sources
+from jitkern import cache, compilers, events, explain, loader, settings, sources
 from jitkern.errors import ArgumentError, MissError
 from jitkern.variants import Variant
 from tests.faults import harness, injected
@@ -28,7 +28,7 @@ def compiler(here, monkeypatch):
 
 @pytest.mark.parametrize("late", ["event", "warning", "error"])
 def test_a_compile_after_freeze_is_what_was_asked_for(compiler, heard, late):
-    seen = []
+    seen: list[events.Event] = []
     loader.obtain(injected.variant(1), injected.TEXT)
     loader.freeze(late)
     stop = events.listen(seen.append)
@@ -112,7 +112,9 @@ def test_a_further_root_that_cannot_be_trusted_is_skipped_with_a_word(compiler, 
 
 
 @pytest.mark.skipif(os.geteuid() != 0, reason="needs root, to give files away")
-def test_a_further_root_may_belong_to_whoever_fills_it_but_not_where_anyone_could_have_made_it(compiler, shared, here, heard, tmp_path):
+def test_a_further_root_may_belong_to_whoever_fills_it_but_not_where_anyone_could_have_made_it(
+    compiler, shared, here, heard, tmp_path
+):
     for path in [shared, *shared.rglob("*")]:
         os.chown(path, 4242, 4242)
     with settings.override(cache_roots=(shared,)):
@@ -171,7 +173,9 @@ def test_why_names_the_line_of_an_edited_header(here, tmp_path):
     assert f"pack.cuh:{number + 4} `// edited`" in found.differences[0].wanted
 
 
-@pytest.mark.parametrize(("change", "part"), [({"version": "99.0"}, "compiler.version"), ({"build": "x"}, "compiler.build")])
+@pytest.mark.parametrize(
+    ("change", "part"), [({"version": "99.0"}, "compiler.version"), ({"build": "x"}, "compiler.build")]
+)
 def test_why_names_the_compiler(here, monkeypatch, change, part):
     from dataclasses import replace
 
@@ -205,7 +209,11 @@ def test_events_and_counts_of_a_life(compiler):
     loader.obtain(injected.variant(2), injected.TEXT)
     assert seen == ["miss", "compiled", "hit"]
     after = events.stats()
-    assert {kind: after[kind] - before[kind] for kind in ("miss", "compiled", "hit")} == {"miss": 2, "compiled": 2, "hit": 1}
+    assert {kind: after[kind] - before[kind] for kind in ("miss", "compiled", "hit")} == {
+        "miss": 2,
+        "compiled": 2,
+        "hit": 1,
+    }
     assert after.seconds["compiled"] > before.seconds.get("compiled", 0.0)
     assert "compiled" in str(after)
 
@@ -220,7 +228,12 @@ def test_a_listener_that_raises_is_logged_and_breaks_nothing(compiler, caplog):
 
 def test_counts_are_right_under_threads():
     before = events.stats()["probe"]
-    threads = [threading.Thread(target=lambda: [events.report("probe", "x") for _ in range(500)]) for _ in range(8)]
+
+    def report() -> None:
+        for _ in range(500):
+            events.report("probe", "x")
+
+    threads = [threading.Thread(target=report) for _ in range(8)]
     for thread in threads:
         thread.start()
     for thread in threads:
@@ -240,8 +253,8 @@ def test_counts_are_right_under_threads():
 def test_the_log_says_as_much_as_is_asked_for(tmp_path, level, words, not_words):
     root = tmp_path / "root"
     env = harness.with_root(root, JITKERN_LOG=level)
-    run = "from jitkern import loader; from tests.faults.scenes_kill import real; [loader.obtain(real(1, 'nvrtc')) for _ in 'ab']"
-    said = python(run, env)
+    wanted = "from jitkern import loader; from tests.faults.scenes_kill import real"
+    said = python(f"{wanted}; [loader.obtain(real(1, 'nvrtc')) for _ in 'ab']", env)
     for word in words:
         assert word in said
     for word in not_words:
@@ -280,7 +293,12 @@ def python(program: str, env: dict[str, str]) -> str:
 def test_a_wait_for_another_process_says_for_whom_and_since_when(tmp_path):
     root = tmp_path / "root"
     root.mkdir(mode=0o700)
-    found, said = harness.scene("scenes_wait", "wait_for_a_slow_one", str(root), env=harness.with_root(root, JITKERN_LOCK_TIMEOUT="30", JITKERN_QUIET=None))
+    found, said = harness.scene(
+        "scenes_wait",
+        "wait_for_a_slow_one",
+        str(root),
+        env=harness.with_root(root, JITKERN_LOCK_TIMEOUT="30", JITKERN_QUIET=None),
+    )
     assert found["how"] == "cached"
     assert found["events"].get("waiting") == 1
     assert found["events"].get("wait") == 1
@@ -292,7 +310,12 @@ def test_a_wait_for_another_process_says_for_whom_and_since_when(tmp_path):
 def test_a_holder_that_is_stopped_is_waited_for_as_long_as_the_setting_says(tmp_path):
     root = tmp_path / "root"
     root.mkdir(mode=0o700)
-    found, said = harness.scene("scenes_wait", "wait_for_a_stopped_one", str(root), env=harness.with_root(root, JITKERN_LOCK_TIMEOUT="1.5", JITKERN_QUIET=None))
+    found, said = harness.scene(
+        "scenes_wait",
+        "wait_for_a_stopped_one",
+        str(root),
+        env=harness.with_root(root, JITKERN_LOCK_TIMEOUT="1.5", JITKERN_QUIET=None),
+    )
     assert found["how"] == "compiled"
     assert 1.4 < found["seconds"] < 4.0
     assert f"for pid {found['holder']} on " in said

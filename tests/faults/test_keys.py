@@ -14,6 +14,7 @@ from jitkern.compilers.extension import Extension
 from jitkern.compilers.nvrtc import Nvrtc
 from jitkern.variants import Variant
 from tests.faults import injected
+from tests.faults.conftest import the_store
 
 GPU = Variant("merge_attn_states", "bf16", 8, "sm_90", (("d", 64),))
 CPU = Variant("merge_attn_states", "f32", 4, "cpu", (("d", 64),), "cpu")
@@ -135,14 +136,14 @@ def test_an_upgraded_host_compiler_is_a_miss(here, own_compiler):
     compiler_script(own_compiler, "mine 2.0")
     toolchain.forget()
     assert loader.obtain(CPU)[1] == "compiled"
-    assert len(list(binaries.store().entries())) == 2
+    assert len(list(the_store().entries())) == 2
 
 
 def test_a_compiler_replaced_while_the_process_runs_does_not_publish_under_the_old_name(here, own_compiler):
     old = digest(CPU)
     compiler_script(own_compiler, "mine 2.0")  # nobody tells the process
     assert loader.obtain(CPU)[1] == "compiled"
-    assert list(binaries.store().entries()) == []
+    assert list(the_store().entries()) == []
     assert loader.obtain(CPU)[1] == "compiled"  # by now it knows
     assert digest(CPU) != old
     assert loader.obtain(CPU)[1] == "cached"
@@ -169,7 +170,9 @@ def test_two_nodes_on_one_cache_keep_apart(here, monkeypatch, what):
 
 
 def test_a_torch_or_python_upgrade_is_no_matter():
-    parts = str(compilers.key_of(GPU, sources.shipped(GPU.kernel)).parts) + str(compilers.key_of(CPU, sources.shipped(CPU.kernel)).parts)
+    parts = str(compilers.key_of(GPU, sources.shipped(GPU.kernel)).parts) + str(
+        compilers.key_of(CPU, sources.shipped(CPU.kernel)).parts
+    )
     import sys
 
     import torch

@@ -12,9 +12,7 @@ CPU_POINTS = harness.amount(4, 20)
 
 @pytest.mark.parametrize("name", ["SIGKILL", "SIGINT", "SIGSTOP"])
 @pytest.mark.parametrize(("backend", "points"), [("nvrtc", POINTS), ("cpu", CPU_POINTS)])
-def test_after_a_hit_at_a_random_time_a_clean_run_takes_its_normal_time(
-    root, name, backend, points, record_property
-):
+def test_after_a_hit_at_a_random_time_a_clean_run_takes_its_normal_time(root, name, backend, points, record_property):
     found, said = harness.scene(
         "scenes_kill", "random_points", str(root), backend, name, points, harness.SEED, env=harness.with_root(root)
     )

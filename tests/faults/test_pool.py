@@ -56,7 +56,9 @@ def test_as_many_compile_at_once_as_are_allowed(compiler, jobs):
 def test_one_that_fails_does_not_keep_the_others_from_it(compiler):
     compiler.bad = {3, 5}
     seen = []
-    outcomes = pool.compile_all(map(injected.variant, range(8)), 4, lambda done, count, item: seen.append((done, count, item.how)))
+    outcomes = pool.compile_all(
+        map(injected.variant, range(8)), 4, lambda done, count, item: seen.append((done, count, item.how))
+    )
     assert [item.how for item in outcomes] == ["failed" if n in (3, 5) else "compiled" for n in range(8)]
     assert "bad text" in str(outcomes[3].error)
     assert [item[:2] for item in seen] == [(n, 8) for n in range(1, 9)]

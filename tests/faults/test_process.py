@@ -11,7 +11,9 @@ from tests.faults import harness
 
 
 def scene(root, function, *args, **more):
-    return harness.scene("scenes_process", function, str(root), *args, env=harness.with_root(root, **more.pop("env", {})), **more)
+    return harness.scene(
+        "scenes_process", function, str(root), *args, env=harness.with_root(root, **more.pop("env", {})), **more
+    )
 
 
 @pytest.mark.parametrize("program", ["cc1plus", "ninja"])

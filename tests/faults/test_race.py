@@ -32,7 +32,9 @@ def test_a_crowd_of_cold_processes_compiles_each_variant_once(root, different, r
 @pytest.mark.parametrize("different", [1, 8])
 def test_where_no_lock_works_everybody_compiles_and_all_is_right(root, kind, different, record_property):
     found = cold(root, CROWD, different, kind)
-    record_property("measured", f"{CROWD} cold processes, {different} variants, flock {kind}: {sum(found['compiles'])} compiles")
+    record_property(
+        "measured", f"{CROWD} cold processes, {different} variants, flock {kind}: {sum(found['compiles'])} compiles"
+    )
     assert found["entries"] == different
 
 
@@ -43,7 +45,9 @@ def test_a_lock_that_is_always_busy_is_given_up(root):
 
 def test_locks_that_do_not_reach_the_other_node_cost_one_compile_more(root, record_property):
     found = cold(root, CROWD, 1, "node-local")
-    record_property("measured", f"{CROWD} cold processes on two nodes with local locks: {found['compiles'][0]} compiles")
+    record_property(
+        "measured", f"{CROWD} cold processes on two nodes with local locks: {found['compiles'][0]} compiles"
+    )
     assert found["compiles"][0] <= 2
     assert found["entries"] == 1
 
@@ -73,7 +77,9 @@ def test_threads_that_want_a_broken_text_share_one_compile(root):
 
 def test_readers_see_a_whole_entry_or_none(root, record_property):
     seconds = harness.amount(5, 60)
-    found, said = harness.scene("scenes_race", "readers_and_writers", str(root), 6, 3, seconds, env=harness.with_root(root))
+    found, said = harness.scene(
+        "scenes_race", "readers_and_writers", str(root), 6, 3, seconds, env=harness.with_root(root)
+    )
     record_property("measured", f"{found['reads']} reads against {found['writes']} writes in {seconds} s, none torn")
     assert found["failed"] == [], said
     assert found["reads"] > 50

@@ -11,6 +11,7 @@ import pytest
 from jitkern import binaries, cache, compilers, events, loader, settings
 from jitkern.cache import eviction
 from tests.faults import harness, injected
+from tests.faults.conftest import the_store
 
 DAYS = harness.amount(60, 365)
 PER_DAY = 20
@@ -35,8 +36,13 @@ def total(root: Path) -> int:
 
 def test_a_year_of_daily_edits_stays_below_the_cap(here, quick, monkeypatch, record_property):
     cap, largest, kept_today = 4 << 20, 0, 0
-    looks = []
-    monkeypatch.setattr(eviction, "trim", lambda *a, trim=eviction.trim: looks.append(1) or trim(*a))
+    looks, trim = [], eviction.trim
+
+    def counted(*arguments):
+        looks.append(arguments)
+        return trim(*arguments)
+
+    monkeypatch.setattr(eviction, "trim", counted)
     with settings.override(cache_max=cap):
         for day in range(DAYS):
             compiler = injected.Compiler(size=KILOBYTES * 1000, version=str(day))  # every text was edited
@@ -51,8 +57,8 @@ def test_a_year_of_daily_edits_stays_below_the_cap(here, quick, monkeypatch, rec
     locks = len(list(here.glob("v1/locks/*")))
     record_property(
         "measured",
-        f"{DAYS} days of {PER_DAY} edited variants: {made:.0f} MB made, at most {largest / 1e6:.2f} MB of {cap / 1e6:.2f} MB"
-        f" taken, {len(looks)} looks at the whole cache in {DAYS * PER_DAY} publishes",
+        f"{DAYS} days of {PER_DAY} edited variants: {made:.0f} MB made, at most {largest / 1e6:.2f} MB of"
+        f" {cap / 1e6:.2f} MB taken, {len(looks)} looks at the whole cache in {DAYS * PER_DAY} publishes",
     )
     assert largest <= cap
     assert largest > 0.8 * cap
@@ -63,10 +69,12 @@ def test_a_year_of_daily_edits_stays_below_the_cap(here, quick, monkeypatch, rec
 
 def test_the_least_recently_used_goes_first_and_a_use_counts(here, quick, monkeypatch):
     monkeypatch.setattr(compilers, "get", lambda backend: injected.Compiler())
-    store = binaries.store()
+    store = the_store()
     for number in range(10):
         loader.obtain(injected.variant(number), injected.TEXT)
-    paths = {number: store.base / compilers.key_of(injected.variant(number), injected.TEXT).folder for number in range(10)}
+    paths = {
+        number: store.base / compilers.key_of(injected.variant(number), injected.TEXT).folder for number in range(10)
+    }
     for number, path in paths.items():
         os.utime(path, (time.time() - 10_000 + number, time.time() - 10_000 + number))
     assert store.get(compilers.key_of(injected.variant(0), injected.TEXT)) is not None  # the oldest is used
@@ -80,7 +88,7 @@ def test_the_least_recently_used_goes_first_and_a_use_counts(here, quick, monkey
 def test_an_entry_in_use_stays_whatever_the_cap(here, quick, monkeypatch, offset):
     monkeypatch.setattr(compilers, "get", lambda backend: injected.Compiler())
     loader.obtain(injected.variant(), injected.TEXT)
-    store = binaries.store()
+    store = the_store()
     path = next(store.entries())[0]
     os.utime(path, (time.time() + offset, time.time() + offset))  # a clock that runs ahead, or one far behind
     assert store.trim(0) == 0
@@ -94,9 +102,12 @@ def test_a_cap_of_nothing_still_works(here, quick, monkeypatch):
     monkeypatch.setattr(compilers, "get", lambda backend: compiler)
     with settings.override(cache_max=0):
         for number in range(20):
-            assert loader.obtain(injected.variant(number), injected.TEXT) == (compiler.expected(injected.variant(number)), "compiled")
+            assert loader.obtain(injected.variant(number), injected.TEXT) == (
+                compiler.expected(injected.variant(number)),
+                "compiled",
+            )
             age(here, 1000)
-        assert sum(1 for _ in binaries.store().entries()) == 1
+        assert sum(1 for _ in the_store().entries()) == 1
 
 
 def test_a_cache_that_was_filled_before_anybody_counted_is_trimmed(here, quick, monkeypatch):

@@ -33,7 +33,10 @@ def test_a_warm_call_makes_few_calls_starts_nothing_and_takes_no_lock(root, tmp_
     beyond = [name for name, _ in calls if name not in ("openat", "read", "close")]
     shown = "\n".join(f"{name}({arguments}" for name, arguments in calls)
     print(shown)
-    record_property("measured", f"a warm call: {len(reading)} calls read the entry, {len(beyond)} others: {beyond}; no lock, no process")
+    record_property(
+        "measured",
+        f"a warm call: {len(reading)} calls read the entry, {len(beyond)} others: {beyond}; no lock, no process",
+    )
     assert started == [], shown
     assert locks == [], shown
     assert len(beyond) <= 6, shown
@@ -51,7 +54,9 @@ def test_a_warm_load_of_100_kb(root, record_property):
 def test_a_process_that_is_all_warm_imports_neither_torch_nor_filelock(root, record_property):
     harness.scene("scenes_warm", "fill", str(root), env=harness.with_root(root))
     found, _ = harness.scene("scenes_warm", "first_call", str(root), env=harness.with_root(root))
-    record_property("measured", f"first warm call of a process {found['first']:.1f} ms, the next {found['second']:.2f} ms")
+    record_property(
+        "measured", f"first warm call of a process {found['first']:.1f} ms, the next {found['second']:.2f} ms"
+    )
     assert found["modules"] == []
 
 
