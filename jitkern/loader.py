@@ -60,7 +60,7 @@ _forked_with_cuda = False
 def _after_fork() -> None:
     """A child cannot use its parent's CUDA: forget those functions, so that the next call says so."""
     global _forked_with_cuda
-    if driver.library.cache_info().currsize:
+    if driver.library.cache_info().currsize:  # the driver was started
         _forked_with_cuda = True
     for name in [name for name in _ready if name[1] != CPU]:
         _forked_with_cuda = True

@@ -123,7 +123,8 @@ def make_private(path: Path, root: Path) -> None:
         OSError: one cannot be made, or is not ours.
     """
     if not root.is_dir():  # somebody removed it while we run
-        root.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with contextlib.suppress(FileExistsError):
+            root.mkdir(mode=0o700)
     owners = trusted_owners()
     for folder in [*reversed(path.relative_to(root).parents), path.relative_to(root)][1:]:
         step = root / folder

@@ -30,15 +30,22 @@ def compiling(base: Path, root: Path, key: Key, look: Callable[[], Entry | None]
         key: what is compiled.
         look: looks for the entry.
     """
-    lock, entry = _wait(base, root, key, look)
+    holder, lock, entry = _holder(base, key), None, None
     try:
+        try:
+            files.make_private(holder.parent, root)
+            lock = _make(holder.with_suffix(".lock"))
+            entry = _wait(lock, key, holder, look)
+        # RuntimeError: filelock sees that this thread holds the lock already.
+        except (OSError, NotImplementedError, RuntimeError) as error:
+            events.logger.debug("no lock at %s (%s); compiling without one", holder, error)
         yield entry
-    finally:
-        if lock is not None:
+    finally:  # an interrupt while waiting too: a notebook would keep the lock as long as it shows the traceback
+        if lock is not None and lock.is_locked:
             with contextlib.suppress(OSError):
-                _holder(base, key).unlink()
+                holder.unlink()
             with contextlib.suppress(OSError):
-                lock.release()
+                lock.release(force=True)
 
 
 def _holder(base: Path, key: Key) -> Path:
@@ -55,32 +62,20 @@ def _make(path: Path) -> Any:
         return filelock.FileLock(path, mode=0o600, thread_local=False)
 
 
-def _wait(base: Path, root: Path, key: Key, look: Callable[[], Entry | None]) -> tuple[Any, Entry | None]:
-    holder, start = _holder(base, key), time.monotonic()
-    try:
-        files.make_private(holder.parent, root)
-        lock = _make(holder.with_suffix(".lock"))
-        found = _acquire(lock, key, holder, start, look)
-    # RuntimeError: filelock sees that this thread holds the lock already (a signal handler that compiles).
-    except (OSError, NotImplementedError, RuntimeError) as error:
-        events.logger.debug("no lock at %s (%s); compiling without one", holder, error)
-        return None, None
-    if found is not None:
-        return None, found
-    if not lock.is_locked:
-        return None, None
+def _wait(lock: Any, key: Key, holder: Path, look: Callable[[], Entry | None]) -> Entry | None:
+    start = time.monotonic()
+    entry = _acquire(lock, key, holder, start, look)
+    if entry is not None or not lock.is_locked:
+        return entry
     with contextlib.suppress(OSError):
         files.remove(holder)  # of one that was killed
-        files.write(
-            holder,
-            json.dumps({"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}).encode(),
-            flush=False,
-        )
+        me = {"pid": os.getpid(), "host": socket.gethostname(), "since": time.time()}
+        files.write(holder, json.dumps(me).encode(), flush=False)
     # Whoever held it may have published between our look and our turn, however short that was.
     entry = look()
     if entry is not None:
         events.report("wait", key.stem, time.monotonic() - start, "another process compiled it")
-    return lock, entry
+    return entry
 
 
 def _acquire(lock: Any, key: Key, holder: Path, start: float, look: Callable[[], Entry | None]) -> Entry | None:

@@ -35,8 +35,9 @@ def _make_root(path: Path, strict: bool) -> str | None:
     """Make and check a root; returns why it cannot be used, or None."""
     try:
         if not path.is_dir():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.mkdir(mode=0o700, exist_ok=True)
+            for folder in [*reversed(path.parents), path]:  # parents=True would make those between for everybody
+                if not folder.is_dir():
+                    folder.mkdir(mode=0o700, exist_ok=True)
         info = path.lstat() if strict else path.stat()
     except OSError as error:
         return str(error)

@@ -46,7 +46,12 @@ class Store:
         """The entry for ``key``, verified; None if there is none, or none that is good (it is then set aside)."""
         path = self.base / key.folder
         try:
-            return self.read(path, key.digest)
+            try:
+                return self.read(path, key.digest)
+            except OSError as error:
+                if error.errno != errno.ESTALE:
+                    raise
+                return self.read(path, key.digest)  # a network file system lost a file that somebody exchanged
         except BadFileError as error:
             self._set_aside(path, error)
         except OSError as error:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import atexit
 import contextlib
 import os
+import re
 import shutil
 import signal
 import tempfile
@@ -23,10 +24,10 @@ from jitkern.errors import ToolchainError
 _PREFIX = "jitkern-build-"
 _LOG_PREFIX = "jitkern-log-"
 _STALE_SECONDS = {_PREFIX: 3600.0, _LOG_PREFIX: 7 * 86400.0}
+PARENTS = (None, "/dev/shm")  # where to build: the usual temporary folder, else in memory
+_NO_ROOM = ("No space left on device", "Disk quota exceeded", "Read-only file system")
 _TRANSIENT = (
-    "No space left on device",
-    "Disk quota exceeded",
-    "Read-only file system",
+    *_NO_ROOM,
     "Input/output error",
     "annot allocate memory",
     "virtual memory exhausted",
@@ -39,6 +40,10 @@ _TRANSIENT = (
     "Stale file handle",
 )
 
+_LOCATED = re.compile(r"^[^\s:]+(:\d+:|\(\d+\): )(?!.*error (writing|closing|reading))")
+_EXCERPT = re.compile(r"^\s*\d*\s*\|")
+
+_swept: set[Path] = set()
 _open_folders: set[Path] = set()
 _users = 0
 _before: dict[str, str | None] = {}
@@ -58,19 +63,36 @@ def _after_fork() -> None:
 os.register_at_fork(after_in_child=_after_fork)
 
 
+class NoRoomError(ToolchainError):
+    """A place to build in cannot be written to, or is full."""
+
+
+def has_no_room(log: str) -> bool:
+    """Whether a build failed because its folder took no more."""
+    return any(words in log for words in _NO_ROOM)
+
+
 def is_transient(log: str) -> bool:
-    """Whether a build failed for something that has to do with the machine's state, not with the text."""
-    return any(words in log for words in _TRANSIENT)
+    """Whether a build failed for something that has to do with the machine's state, not with the text.
+
+    What a compiler says of a line of the text, and its copy of that line, may hold any words; only what it says of
+    itself counts.
+    """
+    own = [line for line in log.splitlines() if not (_LOCATED.match(line) or _EXCERPT.match(line))]
+    return any(words in line for line in own for words in _TRANSIENT)
 
 
 @contextlib.contextmanager
-def private_folder() -> Iterator[Path]:
+def private_folder(parent: str | None) -> Iterator[Path]:
     """A folder for one build, gone afterwards, together with every process that works in it.
 
+    Args:
+        parent: where; None: the usual temporary folder.
+
     Raises:
-        ToolchainError: none can be made.
+        NoRoomError: it cannot be made there.
     """
-    folder = _make_folder()
+    folder = _make_folder(parent)
     with _guard:
         if not _open_folders:
             atexit.unregister(_end_at_exit)
@@ -88,17 +110,17 @@ def private_folder() -> Iterator[Path]:
             _open_folders.discard(folder)
 
 
-def _make_folder() -> Path:
+def _make_folder(parent: str | None) -> Path:
     if _ending:
         raise ToolchainError("the interpreter is ending; nothing is built any more")
-    for parent in (None, "/dev/shm"):
-        with contextlib.suppress(OSError):
-            folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
-            sweep(folder.parent)
-            return folder
-    raise ToolchainError(
-        "no temporary folder to build in: neither the usual one nor /dev/shm can be written to. Set TMPDIR."
-    )
+    try:
+        folder = Path(tempfile.mkdtemp(prefix=_PREFIX, dir=parent))
+    except OSError as error:
+        raise NoRoomError(f"no folder to build in: {error}. Set TMPDIR to one that can be written to.") from None
+    if folder.parent not in _swept:  # once a process: a temporary folder may be crowded
+        _swept.add(folder.parent)
+        sweep(folder.parent)
+    return folder
 
 
 def sweep(parent: Path) -> None:
@@ -157,15 +179,20 @@ def _end_at_exit() -> None:
 
 
 @contextlib.contextmanager
-def environment(compiler: toolchain.HostCompiler) -> Iterator[None]:
-    """Let cpp_extension find ninja and the compiler of the key. Builds may overlap; the last one puts it back."""
+def environment(compiler: toolchain.HostCompiler, temporary: str | None) -> Iterator[None]:
+    """Let cpp_extension find ninja, the compiler of the key and, if the usual one is full, a temporary folder.
+
+    Builds may overlap; the last one to end puts back what there was.
+    """
     global _users
     ninja = toolchain.ninja()
     with _guard:
         if _users == 0:
-            _before.update({name: os.environ.get(name) for name in ("PATH", "CXX")})
+            _before.update({name: os.environ.get(name) for name in ("PATH", "CXX", "TMPDIR")})
             os.environ["PATH"] = f"{ninja}{os.pathsep}{_before['PATH'] or os.defpath}"
         os.environ["CXX"] = compiler.command
+        if temporary is not None:
+            os.environ["TMPDIR"] = temporary
         _users += 1
     try:
         yield

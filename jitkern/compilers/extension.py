@@ -60,11 +60,24 @@ class Extension:
         compiler = toolchain.host_compiler()
         if self.cuda:
             toolchain.nvcc()
-        with building.private_folder() as folder, building.environment(compiler):
-            log, binary = _load(variant, text, folder, self.cuda, self.options(variant))
+        log, binary = self._build(variant, text, compiler)
         if binary is None:
-            raise diagnostics.compile_error(variant.name, text, log.replace(f"{folder}/", ""))
+            raise diagnostics.compile_error(variant.name, text, log)
+        if binary[:4] != b"\x7fELF":
+            raise ToolchainError(f"{compiler.command} made something that is no shared object of {variant.name}")
         return Artifact(binary, log, {"compiler": compiler.identity}, self._replaced())
+
+    def _build(self, variant: Variant, text: Text, compiler: toolchain.HostCompiler) -> tuple[str, bytes | None]:
+        """(log, object) from the first place that has room for the build."""
+        full: building.NoRoomError | None = None
+        for parent in building.PARENTS:
+            try:
+                with building.private_folder(parent) as folder, building.environment(compiler, parent):
+                    log, binary = _load(variant, text, folder, self.cuda, self.options(variant))
+                return log.replace(f"{folder}/", ""), binary
+            except building.NoRoomError as error:
+                full = full or error
+        raise full or ToolchainError(f"there is no place to build {variant.name}")
 
     def _replaced(self) -> bool:
         """Whether the compilers are others than those that the key was made with: an upgrade while this process ran."""
@@ -77,12 +90,15 @@ class Extension:
 
 
 def _load(variant: Variant, text: Text, folder: Path, cuda: bool, options: list[str]) -> tuple[str, bytes | None]:
-    from torch.utils import cpp_extension
+    try:
+        from torch.utils import cpp_extension
+    except ImportError as error:
+        raise ToolchainError(f"backends cpu and nvcc build with torch, which cannot be imported: {error}") from None
 
     name = f"jitkern_{uuid.uuid4().hex}"
     source = folder / f"kernel.{'cu' if cuda else 'cpp'}"
-    source.write_text(text.flat, encoding="utf-8")
     try:
+        source.write_text(text.flat, encoding="utf-8")
         cpp_extension.load(
             name,
             [str(source)],
@@ -100,7 +116,8 @@ def _load(variant: Variant, text: Text, folder: Path, cuda: bool, options: list[
             if re.search(r"\berror\b[: ]", log) and not building.is_transient(log):
                 return log, None
             last = "\n".join(log.strip().splitlines()[-12:])
-            raise ToolchainError(
+            kind = building.NoRoomError if building.has_no_room(log) else ToolchainError
+            raise kind(
                 f"building {variant.name} failed, and not for its text; call again once that is put right:\n{last}"
             ) from None
     return "", (folder / f"{name}.so").read_bytes()

@@ -134,3 +134,38 @@ def every_step(root: str, name: str) -> dict[str, Any]:
                 if len(what) <= step:  # the process went through without reaching this step
                     return {"steps": len(what), "what": what, "wrong": wrong}
         step += 1
+
+
+def interrupted_notebook(root: str) -> dict[str, Any]:
+    """Interrupt at each step a process that keeps the traceback and simply calls again, as a notebook does."""
+    compiler, wrong, step = injected.install(), [], 0
+    signal.signal(signal.SIGINT, signal.default_int_handler)
+    loader.obtain(injected.variant(), injected.TEXT)
+    kept: list[BaseException] = []
+    while True:
+        place = Path(root) / str(step)
+        place.mkdir(mode=0o700)
+        with settings.override(cache_dir=place):
+            binaries.forget()
+            variant, waited = injected.variant(1), events.stats()["wait"]
+
+            def action(count: int, what: str, step: int = step) -> None:
+                if count == step:
+                    os.kill(os.getpid(), signal.SIGINT)
+
+            try:
+                with harness.steps(action) as seen:
+                    loader.obtain(variant, injected.TEXT)
+            except KeyboardInterrupt as error:
+                kept.append(error)
+            start = time.perf_counter()
+            binary, _ = loader.obtain(variant, injected.TEXT)
+            seconds = time.perf_counter() - start
+            if binary != compiler.expected(variant) or seconds > 5.0 or events.stats()["wait"] > waited + 1:
+                wrong.append([step, seen[step : step + 1], seconds, events.stats()["wait"] - waited])
+            left = len(list(place.glob("v1/tmp/*")))
+            if left > 1 or len(loader._flights) + len(binaries._flights):
+                wrong.append([step, seen[step : step + 1], "left", left])
+        if len(seen) <= step:
+            return {"steps": step, "interrupts": len(kept), "wrong": wrong}
+        step += 1

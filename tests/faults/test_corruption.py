@@ -168,7 +168,10 @@ def test_damage_to_real_binaries_is_repaired_by_the_real_compilers(here, backend
     for damage in (_truncate, _zero, _flip, _garble, _empty):
         events.forget_warnings()
         heard.clear()
-        damage(next(path.glob("kernel.[!c]*" if backend == "cpu" else "kernel.cubin")), path, draw)
+        binary = path / ("kernel.so" if backend == "cpu" else "kernel.cubin")
+        before = binary.read_bytes()
+        while binary.read_bytes() == before:  # zeros over zeros are no damage
+            damage(binary, path, draw)
         assert loader.obtain(variant)[1] == "compiled"
         assert len(heard) == 1
     assert loader.obtain(variant)[1] == "cached"

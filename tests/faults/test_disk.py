@@ -74,6 +74,18 @@ def test_a_full_disk_at_every_fill_level(root, record_property):
 
 
 @needs_root
+def test_a_full_temporary_folder_is_no_reason_not_to_build(root, tmp_path):
+    full = tmp_path / "full"
+    with tmpfs(full, 16384):
+        (full / "ballast").write_bytes(bytes(8192))
+        env = harness.with_root(root, TMPDIR=str(full))
+        found, said = harness.scene("scenes_disk", "use", str(root), "cpu", env=env)
+        assert found["got"] == [GOOD], said
+        assert found["heard"] == []
+        assert [path.name for path in full.iterdir()] == ["ballast"]
+
+
+@needs_root
 def test_a_read_only_disk_serves_what_it_has_and_is_told_once_for_what_it_lacks(root):
     env = harness.with_root(root)
     with tmpfs(root, 1 << 20):
@@ -263,5 +275,5 @@ def test_every_folder_is_private_whatever_the_umask(tmp_path, umask):
         "scenes_disk", "use", str(root), env=harness.with_root(root, TMPDIR=str(tmp_path)), prefix=prefix
     )
     assert found["got"] == [GOOD]
-    open_ones = [str(path) for path in [root, *root.rglob("*")] if path.stat().st_mode & 0o077]
+    open_ones = [str(path) for path in [root.parent, root, *root.rglob("*")] if path.stat().st_mode & 0o077]
     assert open_ones == []

@@ -36,3 +36,11 @@ def test_after_a_hit_before_any_step_everything_is_right(root, name, record_prop
     assert found["steps"] > 30, "the steps are not seen any more"
     for part in ("os.rename", "os.fsync", "fcntl.flock", "os.mkdir", "meta.json"):
         assert part in done
+
+
+def test_a_notebook_that_is_interrupted_anywhere_goes_on(root, record_property):
+    env = harness.with_root(root, JITKERN_LOCK_TIMEOUT="20")
+    found, said = harness.scene("scenes_kill", "interrupted_notebook", str(root), env=env)
+    record_property("measured", f"{found['interrupts']} interrupts in a process that goes on")
+    assert found["wrong"] == [], said
+    assert found["interrupts"] > 30

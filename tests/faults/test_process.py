@@ -101,3 +101,25 @@ def test_no_thread_has_to_be_had(root):
 def test_leftovers_of_killed_builds_are_swept(root):
     found, _ = scene(root, "swept")
     assert found["left"] == ["jitkern-build-other", "jitkern-build-young", "root", "unrelated"]
+
+
+GCC_SAYS = "kernels_src/k.cu:7:5: error: 'Killed' was not declared in this scope"
+
+
+@pytest.mark.parametrize(
+    ("log", "transient"),
+    [
+        ("c++: fatal error: Killed signal terminated program cc1plus\ncompilation terminated.", True),
+        ("/tmp/cc1.s: fatal error: error writing to /tmp/cc1.s: No space left on device", True),
+        ("kernel.cpp:9:1: fatal error: error writing to /tmp/cc1.s: No space left on device", True),
+        ("as: out of memory allocating 4064 bytes", True),
+        ("/bin/sh: 1: Cannot fork: Resource temporarily unavailable", True),
+        (GCC_SAYS, False),
+        (GCC_SAYS + "\n    7 | int Killed = out of memory; // No space left on device\n      |     ^~~~~~", False),
+        ('kernels_src/k.cu(3): error: identifier "Terminated" is undefined', False),
+    ],
+)
+def test_a_failure_of_the_machine_is_told_from_one_of_the_text(log, transient):
+    from jitkern.compilers import building
+
+    assert building.is_transient(log) is transient
