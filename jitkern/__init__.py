@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jitkern.version import __version__
 
 if TYPE_CHECKING:
+    from jitkern.binaries import freeze, thaw
     from jitkern.errors import (
         ArgumentError,
         CacheError,
@@ -44,6 +45,7 @@ _HOMES = {
         ),
         "jitkern.errors",
     ),
+    **dict.fromkeys(("freeze", "thaw"), "jitkern.binaries"),
     **dict.fromkeys(("Event", "Stats", "listen", "stats"), "jitkern.events"),
     "merge_attn_states": "jitkern.torch_ops",
     "warmup": "jitkern.warm",
@@ -63,9 +65,11 @@ __all__ = [
     "ToolchainError",
     "UnsupportedError",
     "__version__",
+    "freeze",
     "listen",
     "merge_attn_states",
     "stats",
+    "thaw",
     "warmup",
 ]
 
