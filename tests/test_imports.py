@@ -22,7 +22,7 @@ ORDER = (
     ("errors", "progress", "version", "flights", "limits"),
     ("settings", "dtypes"),
     ("events",),
-    ("sources", "variants", "signing"),
+    ("sources", "variants", "signing", "hosttools"),
     ("cache", "toolchain", "driver"),
     ("compilers", "modules", "bundle"),
     ("binaries",),

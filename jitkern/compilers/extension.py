@@ -46,14 +46,14 @@ class Extension:
 
     def identity(self, variant: Variant, text: Text) -> dict[str, Any]:
         """The compilers and what the object's ABI depends on."""
-        abi = toolchain.host_abi()
+        host = toolchain.host_compiler().identity
+        parts: dict[str, Any] = {"abi": toolchain.host_abi()}
         if self.cuda:
-            return {
-                "compiler": {"name": "nvcc", "version": toolchain.nvcc()[1]},
-                "host": toolchain.host_compiler().identity,
-                "abi": abi,
-            }
-        return {"compiler": {"name": "host", "version": toolchain.host_compiler().identity}, "abi": abi}
+            parts |= {"compiler": {"name": "nvcc", "version": toolchain.nvcc()[1]}, "host": host}
+        else:
+            parts |= {"compiler": {"name": "host", "version": host}}
+        environment = toolchain.compiler_environment()
+        return parts | ({"environment": environment} if environment else {})
 
     def compile(self, variant: Variant, text: Text) -> Artifact:
         """Compile and link a shared object."""

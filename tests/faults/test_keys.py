@@ -99,19 +99,22 @@ def test_other_headers_are_a_miss(monkeypatch, tmp_path):
     text = sources.flatten("probe", "#include <cuda_fp16.h>\n", "probe.cu")
     assert text.system_headers == ("cuda_fp16.h",)
     folders = []
-    for version, more in ((13000, ""), (13010, ""), (13000, "// edited")):
-        folder = tmp_path / f"{version}{len(more)}"
+    for version, more, cccl in ((13000, "", "1"), (13010, "", "1"), (13000, "// edited", "1"), (13000, "", "2")):
+        folder = tmp_path / f"{version}{len(more)}{cccl}"
         folder.mkdir()
         (folder / "cuda.h").write_text(f"#define CUDA_VERSION {version}\n")
         (folder / "cuda_fp16.h").write_text(more)
+        (folder / "cuda/std/__cccl").mkdir(parents=True)
+        (folder / "cuda/std/__cccl/version.h").write_text(cccl)
         folders.append(folder)
     found = set()
     for folder in folders:
         monkeypatch.setattr(toolchain, "cuda_include", lambda f=folder: f)
+        monkeypatch.setattr(toolchain, "cccl_include", lambda: None)
         toolchain.headers_identity.cache_clear()
         found.add(digest(GPU, text))
     toolchain.headers_identity.cache_clear()
-    assert len(found) == 3
+    assert len(found) == 4
 
 
 def compiler_script(path: Path, version: str) -> None:
@@ -167,6 +170,17 @@ def test_two_nodes_on_one_cache_keep_apart(here, monkeypatch, what):
             assert binary == compiler.expected(variant), "one node got the other's binary"
             assert how == ("cached" if turn else "compiled")
     assert len(list(cache.Store(here).entries())) == 2
+
+
+@pytest.mark.parametrize("name", ["CPATH", "COMPILER_PATH", "NVCC_APPEND_FLAGS"])
+def test_what_compilers_read_from_the_environment_is_in_the_key(monkeypatch, name):
+    first = digest(CPU)
+    monkeypatch.setenv(name, "/somewhere")
+    second = digest(CPU)
+    monkeypatch.setenv(name, "/elsewhere")
+    assert len({first, second, digest(CPU)}) == 3
+    monkeypatch.delenv(name)
+    assert digest(CPU) == first
 
 
 def test_a_torch_or_python_upgrade_is_no_matter():
