@@ -5,38 +5,35 @@ Of several threads that want the same binary, one makes it; of several processes
 
 from __future__ import annotations
 
-import atexit
 import os
 import threading
 import time
 from collections import OrderedDict
 from typing import Any
 
-from jitkern import cache, compilers, events, settings, sources
+from jitkern import cache, compilers, events, explain, settings, sources
 from jitkern.errors import ArgumentError, CompileError, MissError, ToolchainError
-from jitkern.flights import Flights
+from jitkern.flights import Flights, Ongoing
 from jitkern.sources import Text
 from jitkern.variants import Variant
 
 _KEPT_BYTES = 1 << 26
 _MOST_FAILURES = 1024
-_EXIT_SECONDS = 20.0
 _LATE = ("event", "warning", "error")
 
 _flights = Flights()
+# A library that is unloaded while one of its threads is in it takes the process down: compiles end before it does.
+_ongoing = Ongoing(20.0)
 _kept: OrderedDict[str, bytes] = OrderedDict()  # what the disk would not take
 _failed: OrderedDict[str, CompileError] = OrderedDict()
 _roots: tuple[Any, cache.Store | None, list[cache.Store] | None] | None = None
 _late: str | None = None
-_running = 0
-_ending = False
-_waits_at_exit = False
 _guard = threading.RLock()
 
 
 def _after_fork() -> None:
-    global _guard, _running
-    _guard, _running = threading.RLock(), 0
+    global _guard
+    _guard = threading.RLock()
 
 
 os.register_at_fork(after_in_child=_after_fork)
@@ -139,6 +136,19 @@ def rebuild(variant: Variant, text: Text, reason: str) -> bytes:
         return _compile(variant, text, key)
 
 
+def why(variant: Variant, text: Text | None = None) -> explain.Why:
+    """Where a variant stands: cached, or which part of its key differs from the nearest entry. Compiles nothing.
+
+    Raises:
+        ToolchainError, ArgumentError: its key cannot be made.
+    """
+    return explain.compare(variant, text or sources.shipped(variant.kernel), _places())
+
+
+def _places() -> list[cache.Store]:
+    return [place for place in [store(), *further_roots()] if place]
+
+
 def _find(variant: Variant, key: cache.Key, start: float) -> bytes | None:
     failed = _failed.get(key.digest)
     if failed is not None:  # a copy: each raise would add to the one's traceback
@@ -159,8 +169,7 @@ def _find(variant: Variant, key: cache.Key, start: float) -> bytes | None:
 
 def _allow_compile(variant: Variant) -> None:
     """Raise if nothing may be compiled now; tell if that was not expected."""
-    places = [place for place in [store(), *further_roots()] if place]
-    where = ", ".join(str(place.root) for place in places) or "no cache root"
+    where = ", ".join(str(place.root) for place in _places()) or "no cache root"
     if settings.get().mode == "hit-only":
         raise MissError(
             f"{variant.name} is not cached ({where}) and JITKERN_MODE is hit-only. Fill the cache where compiling is"
@@ -182,19 +191,16 @@ def _allow_compile(variant: Variant) -> None:
 def _compile(variant: Variant, text: Text, key: cache.Key) -> bytes:
     compiler = compilers.get(variant.backend)
     start = time.perf_counter()
-    if _ending and threading.current_thread() is not threading.main_thread():
+    if _ongoing.ending and threading.current_thread() is not threading.main_thread():
         raise ToolchainError(f"{variant.name} is not compiled: the interpreter is ending")
-    _count_running(1)
     try:
-        with events.SlowNotice(f"compiling {variant.name} (not in the cache)"):
+        with _ongoing.one(), events.SlowNotice(f"compiling {variant.name}", lambda: why(variant, text).short):
             artifact = compiler.compile(variant, text)
     except CompileError as error:  # it would come again: remember it instead of compiling again
         _remember(_failed, key.digest, error)
         while len(_failed) > _MOST_FAILURES:
             _failed.popitem(last=False)
         raise
-    finally:
-        _count_running(-1)
     seconds = time.perf_counter() - start
     place = store()
     meta = {
@@ -214,30 +220,11 @@ def _compile(variant: Variant, text: Text, key: cache.Key) -> bytes:
         _remember(_kept, key.digest, artifact.binary)
         while sum(map(len, _kept.values())) > _KEPT_BYTES and len(_kept) > 1:
             _kept.popitem(last=False)
-    events.report(
-        "compiled", variant.name, seconds, variant.backend
-    )  # now, so that a listener that asks for it finds it
+    # Last, so that a listener that asks for the variant finds it.
+    events.report("compiled", variant.name, seconds, variant.backend)
     return artifact.binary
 
 
 def _remember(memory: OrderedDict[str, Any], digest: str, value: Any) -> None:
     memory[digest] = value
     memory.move_to_end(digest)
-
-
-def _count_running(step: int) -> None:
-    global _running, _waits_at_exit
-    with _guard:
-        _running += step
-        if not _waits_at_exit:
-            _waits_at_exit = True
-            atexit.register(_wait_at_exit)
-
-
-def _wait_at_exit() -> None:
-    """A library that is unloaded while one of its threads is in it takes the process down: let compiles end first."""
-    global _ending
-    _ending = True
-    deadline = time.monotonic() + _EXIT_SECONDS
-    while _running > 0 and time.monotonic() < deadline:
-        time.sleep(0.01)

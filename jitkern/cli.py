@@ -118,9 +118,9 @@ def _bundle(arguments: argparse.Namespace) -> int:
 
 
 def _why(arguments: argparse.Namespace) -> int:
-    from jitkern import explain
+    from jitkern import binaries
 
-    found = [explain.why(variant) for variant in _variants(arguments)]
+    found = [binaries.why(variant) for variant in _variants(arguments)]
     rows = [dataclasses.asdict(item) | {"variant": item.variant.name, "text": str(item)} for item in found]
     _print(rows, arguments.json, "\n".join(map(str, found)))
     return 0 if all(item.state == "cached" for item in found) else 1

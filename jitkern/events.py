@@ -173,17 +173,26 @@ def configure_logging() -> None:
 
 
 class SlowNotice:
-    """``with SlowNotice(text): ...`` says nothing for a second, then one line to stderr, then how long it took."""
+    """``with SlowNotice(text): ...`` says nothing for a second, then one line to stderr, then how long it took.
 
-    def __init__(self, text: str, after: float = 1.0) -> None:
-        self._text = text
+    Args:
+        text: what is being done.
+        reason: finds out why, once it is worth saying.
+        after: seconds of silence.
+    """
+
+    def __init__(self, text: str, reason: Callable[[], str] | None = None, after: float = 1.0) -> None:
+        self._text, self._reason = text, reason
         self._shown = False
         self._timer = threading.Timer(after, self._show)
         self._timer.daemon = True
 
     def _show(self) -> None:
         self._shown = True
-        announce(f"{self._text} ...")
+        reason = ""
+        with contextlib.suppress(Exception):  # nobody waits for a reason that cannot be found
+            reason = f" ({self._reason()})" if self._reason else ""
+        announce(f"{self._text}{reason} ...")
 
     def __enter__(self) -> SlowNotice:
         self._start = time.perf_counter()

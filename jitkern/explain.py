@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from jitkern import binaries, cache, compilers, sources
+from jitkern import cache, compilers
 from jitkern.cache import files, manifest
 from jitkern.sources import Text
 from jitkern.variants import Variant
@@ -52,6 +52,13 @@ class Why:
     differences: list[Difference] = field(default_factory=list)
     roots: list[Path] = field(default_factory=list)
 
+    @property
+    def short(self) -> str:
+        """The reason in a few words."""
+        if self.state == "differs":
+            return f"the nearest entry differs in {', '.join(item.part for item in self.differences)}"
+        return "not in the cache" if self.state == "absent" else self.state
+
     def __str__(self) -> str:
         name, where = self.variant.name, ", ".join(map(str, self.roots)) or "no cache root"
         if self.state == "cached":
@@ -64,15 +71,13 @@ class Why:
         return "\n  ".join([f"{name} is not cached. The nearest entry, {self.nearest}, differs in", *lines])
 
 
-def why(variant: Variant, text: Text | None = None) -> Why:
-    """Compare a variant with what is in the cache. Changes nothing, compiles nothing.
+def compare(variant: Variant, text: Text, places: list[cache.Store]) -> Why:
+    """Compare a variant with what is in some stores. Changes nothing, compiles nothing.
 
     Raises:
         ToolchainError, ArgumentError: its key cannot be made.
     """
-    text = text or sources.shipped(variant.kernel)
     key = compilers.key_of(variant, text)
-    places = [place for place in [binaries.store(), *binaries.further_roots()] if place]
     roots = [place.root for place in places]
     for place in places:
         path = place.base / key.folder

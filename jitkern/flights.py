@@ -1,10 +1,12 @@
-"""Single flight: of several threads that want the same thing, one makes it and the others wait for it."""
+"""Threads that want the same thing: one makes it, the others wait; and what is being made when the process ends."""
 
 from __future__ import annotations
 
+import atexit
 import contextlib
 import os
 import threading
+import time
 from collections.abc import Hashable, Iterator
 
 
@@ -54,3 +56,42 @@ class Flights:
                 flight.users -= 1
                 if not flight.users and self._flights.get(name) is flight:
                     del self._flights[name]
+
+
+class Ongoing:
+    """What is going on in any thread; the interpreter does not end before it has, or before ``patience`` seconds.
+
+    Attributes:
+        ending: the interpreter has begun to end.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self.ending = False
+        self._patience = patience
+        self._registered = False
+        self._reset()
+        os.register_at_fork(after_in_child=self._reset)
+
+    def _reset(self) -> None:
+        self._guard = threading.RLock()
+        self._count = 0
+
+    @contextlib.contextmanager
+    def one(self) -> Iterator[None]:
+        """Be one of them."""
+        with self._guard:
+            self._count += 1
+            if not self._registered:  # not at import, which does nothing
+                self._registered = True
+                atexit.register(self._wait)
+        try:
+            yield
+        finally:
+            with self._guard:
+                self._count -= 1
+
+    def _wait(self) -> None:
+        self.ending = True
+        deadline = time.monotonic() + self._patience
+        while self._count > 0 and time.monotonic() < deadline:
+            time.sleep(0.01)

@@ -8,7 +8,7 @@ import threading
 
 import pytest
 
-from jitkern import cache, compilers, events, explain, loader, settings, sources
+from jitkern import binaries, cache, compilers, events, loader, settings, sources
 from jitkern.errors import ArgumentError, MissError
 from jitkern.variants import Variant
 from tests.faults import harness, injected
@@ -144,13 +144,13 @@ def test_hit_only_names_every_root_and_compiles_nothing(compiler, shared, here):
 
 
 def test_why_tells_what_differs_from_the_nearest_entry(here):
-    assert explain.why(REAL).state == "absent"
+    assert binaries.why(REAL).state == "absent"
     loader.obtain(REAL)
-    found = explain.why(REAL)
+    found = binaries.why(REAL)
     assert (found.state, found.differences) == ("cached", [])
     other = Variant(REAL.kernel, "f16", 8, "sm_90", REAL.constants)
     loader.obtain(other)
-    found = explain.why(Variant(REAL.kernel, "bf16", 8, "sm_80", REAL.constants))
+    found = binaries.why(Variant(REAL.kernel, "bf16", 8, "sm_80", REAL.constants))
     assert found.nearest is not None
     assert "-bf16-" in found.nearest.name, "the nearer one is that which differs in the target alone"
     assert [item.part for item in found.differences] == ["target", "options"]
@@ -168,7 +168,7 @@ def test_why_names_the_line_of_an_edited_header(here, tmp_path):
     lines.insert(number + 3, "// edited")
     header.write_text("\n".join(lines))
     with settings.override(sources_dir=tmp_path / "texts"):
-        found = explain.why(REAL)
+        found = binaries.why(REAL)
     assert [item.part for item in found.differences] == ["text"]
     assert f"pack.cuh:{number + 4} `// edited`" in found.differences[0].wanted
 
@@ -184,7 +184,7 @@ def test_why_names_the_compiler(here, monkeypatch, change, part):
     loader.obtain(REAL)
     library = toolchain.nvrtc()
     monkeypatch.setattr(toolchain, "nvrtc", lambda: replace(library, **change))
-    assert [item.part for item in explain.why(REAL).differences] == [part]
+    assert [item.part for item in binaries.why(REAL).differences] == [part]
 
 
 def test_why_tells_damage_and_changes_nothing(here):
@@ -192,9 +192,22 @@ def test_why_tells_damage_and_changes_nothing(here):
     path = next(cache.Store(here).entries())[0]
     (path / "kernel.cubin").write_bytes(b"bad")
     before = snapshot(here)
-    assert explain.why(REAL).state == "damaged"
-    assert "kernel.cubin" in str(explain.why(REAL))
+    assert binaries.why(REAL).state == "damaged"
+    assert "kernel.cubin" in str(binaries.why(REAL))
     assert snapshot(here) == before
+
+
+def test_a_slow_compile_says_why_it_missed_and_how_long_it_took(tmp_path):
+    root = tmp_path / "root"
+    env = harness.with_root(root, JITKERN_QUIET=None)
+    program = (
+        "from jitkern import loader; from tests.faults import injected; c = injected.install();"
+        "loader.obtain(injected.variant(1), injected.TEXT); c.seconds = 1.3;"
+        "loader.obtain(injected.variant(1, 'sm_80'), injected.TEXT)"
+    )
+    first, last = python(program, env).splitlines()
+    assert first == "jitkern: compiling injected-f32-p4-n1 for sm_80 (the nearest entry differs in target, options) ..."
+    assert last.startswith("jitkern: compiling injected-f32-p4-n1 for sm_80: done after 1.3 s")
 
 
 # ---- events and logging ------------------------------------------------------------------------------------

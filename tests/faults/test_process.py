@@ -48,9 +48,9 @@ def test_an_interrupt_ends_the_compilers_too(root, endless_compiler, after):
 
 @pytest.mark.parametrize("backend", ["nvrtc", "cpu"])
 def test_the_interpreter_may_end_during_a_compile(root, backend, record_property):
-    draws = harness.amount(5, 40)
+    draws = harness.amount(12, 60) if backend == "nvrtc" else harness.amount(4, 20)
     for number in range(draws):
-        _, said = scene(root, "exit_during", backend, 0.05 + 0.3 * number / draws)
+        _, said = scene(root, "exit_during", backend, 0.02 + 0.3 * number / draws)
         assert "Traceback" not in said
         assert "pointer" not in said
     left = [name for name in os.listdir(root.parent) if name.startswith("jitkern-build")]
