@@ -62,7 +62,7 @@ class Store:
         """The entry at a path, verified; None if there is none.
 
         Raises:
-            BadFileError: something is there that is not this entry. Its ``args[1:]`` hold the folder's inode.
+            BadFileError: something is there that is not this entry. Its ``args[1:]`` tell which folder it was.
             OSError: it cannot be read.
         """
         try:
@@ -80,11 +80,11 @@ class Store:
             try:
                 return self._verified(folder, info, path, digest)
             except FileNotFoundError as error:
-                if _inode(path) != info.st_ino:  # removed while it was read
+                if _identity(path) != _identity_of(info):  # removed while it was read
                     return None
-                raise BadFileError(f"{error.filename} is missing", info.st_ino) from None
+                raise BadFileError(f"{error.filename} is missing", _identity_of(info)) from None
             except BadFileError as error:
-                raise BadFileError(str(error), info.st_ino) from None
+                raise BadFileError(str(error), _identity_of(info)) from None
         finally:
             os.close(folder)
 
@@ -104,15 +104,15 @@ class Store:
     def reject(self, key: Key, reason: str) -> None:
         """Set the entry of ``key`` aside though it matches its hash: whoever loads it says that it is no good."""
         path = self.base / key.folder
-        self._set_aside(path, BadFileError(reason, *filter(None, [_inode(path)])))
+        self._set_aside(path, BadFileError(reason, *filter(None, [_identity(path)])))
 
     def _set_aside(self, path: Path, error: BadFileError) -> None:
-        reason, *inode = error.args
+        reason, *identity = error.args
         events.report("bad_entry", path.name, detail=reason)
         what = "it stays, and is not used" if self.read_only else "it is set aside and built again"
         events.warn_once(f"bad {path}", f"cache entry {path} is damaged ({reason}); {what}")
         # Meanwhile somebody may have put a good one in its place, which must not suffer for it.
-        if not self.read_only and (not inode or _inode(path) == inode[0]):
+        if not self.read_only and (not identity or _identity(path) == identity[0]):
             self.discard(path)
 
     def discard(self, path: Path) -> None:
@@ -241,8 +241,13 @@ class Store:
             yield entry
 
 
-def _inode(path: Path) -> int | None:
+def _identity_of(info: os.stat_result) -> tuple[int, int]:
+    """Which folder it is; numbers of inodes come again, and so does the whole second."""
+    return info.st_ino, info.st_ctime_ns
+
+
+def _identity(path: Path) -> tuple[int, int] | None:
     try:
-        return path.lstat().st_ino
+        return _identity_of(path.lstat())
     except OSError:
         return None

@@ -92,7 +92,7 @@ class Extension:
 def _load(variant: Variant, text: Text, folder: Path, cuda: bool, options: list[str]) -> tuple[str, bytes | None]:
     try:
         from torch.utils import cpp_extension
-    except ImportError as error:
+    except (ImportError, RuntimeError) as error:  # RuntimeError: the interpreter is ending
         raise ToolchainError(f"backends cpu and nvcc build with torch, which cannot be imported: {error}") from None
 
     name = f"jitkern_{uuid.uuid4().hex}"

@@ -103,7 +103,8 @@ def exit_during(root: str, backend: str, seconds: float) -> None:
             with contextlib.suppress(JitkernError):
                 loader.obtain(real(number, backend))
 
-    loader.obtain(real(20_000, backend))  # the compiler is open, so that the exit falls into a compile
+    # The compiler is open and torch imported, so that the exit falls into a compile.
+    assert loader.obtain(real(20_000 + int(seconds * 1000), backend))[1] == "compiled"
     threading.Thread(target=endless, daemon=True).start()
     time.sleep(seconds)
 

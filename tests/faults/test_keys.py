@@ -35,6 +35,11 @@ def texts(tmp_path):
     sources.forget()
 
 
+def test_the_target_is_in_the_key_by_itself(monkeypatch):
+    monkeypatch.setattr(Nvrtc, "options", lambda self, variant: [])
+    assert digest(GPU) != digest(Variant(GPU.kernel, GPU.dtype, GPU.pack, "sm_80", GPU.constants))
+
+
 def test_an_edited_header_is_a_miss_and_a_touched_one_a_hit(here, texts):
     assert loader.obtain(GPU)[1] == "compiled"
     header = texts / "include" / "pack.cuh"

@@ -33,6 +33,11 @@ def test_after_a_hit_before_any_step_everything_is_right(root, name, record_prop
     record_property("measured", f"{name} before each of the {found['steps']} file-system calls of compile and publish")
     assert found["wrong"] == [], said
     done = " ".join(found["what"])
+    rename = next(n for n, what in enumerate(found["what"]) if what.startswith("os.rename"))
+    staged = next(n for n, what in enumerate(found["what"]) if what.startswith("open") and "kernel.cu" in what)
+    flushed = [what.startswith("os.fsync") for what in found["what"]]
+    assert sum(flushed[staged:rename]) == 4, "three files and their folder are on the disk before they are visible"
+    assert sum(flushed[rename:]) == 1, "and the name after it"
     assert found["steps"] > 30, "the steps are not seen any more"
     for part in ("os.rename", "os.fsync", "fcntl.flock", "os.mkdir", "meta.json"):
         assert part in done
