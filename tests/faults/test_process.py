@@ -59,7 +59,7 @@ def test_the_interpreter_may_end_during_a_compile(root, backend, record_property
 
 
 def test_an_exit_does_not_wait_for_a_compiler_that_takes_a_minute(root, endless_compiler):
-    scene(root, "exit_during", "cpu", 1.0, env={"CXX": endless_compiler}, timeout=20)
+    scene(root, "exit_during", "cpu", 1.0, False, env={"CXX": endless_compiler}, timeout=20)
     assert [name for name in os.listdir(root.parent) if name.startswith("jitkern-build")] == []
 
 
