@@ -3,8 +3,8 @@
     python benchmarks/bench_merge.py --out benchmarks/results/merge.csv
 
 Peers that are not there are left out: sglang's merge_state_v2 (the kernel that vLLM ships too; give the path of
-common_ops.abi3.so in SGLANG_OPS), FlashInfer (in a process of its own, since its failed launches stick), Triton with one
-program per (token, head), the eager formula and torch.compile of it.
+common_ops.abi3.so in SGLANG_OPS), FlashInfer (in a process of its own, since its failed launches stick), Triton with
+one program per (token, head), the eager formula and torch.compile of it.
 """
 
 from __future__ import annotations
@@ -171,6 +171,8 @@ def host_times(peers: list[str]) -> dict[str, float]:
     views = (o.out, o.a, o.a_lse.T, o.b, o.b_lse.T, o.out_lse.T)
     jitkern.merge_attn_states(*views)
     times["jitkern, views made beforehand"] = bench.host_microseconds(lambda: jitkern.merge_attn_states(*views))
+    prepared = jitkern.prepare(jitkern.merge_attn_states, *views)
+    times["jitkern, prepared"] = bench.host_microseconds(prepared)
     op = torch.ops.jitkern.merge_attn_states.default
     times["torch.ops.jitkern"] = bench.host_microseconds(lambda: op(*views))
     return times

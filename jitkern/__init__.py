@@ -26,6 +26,9 @@ if TYPE_CHECKING:
     )
     from jitkern.events import Event, Stats, listen, stats
     from jitkern.ops.merge import merge_attn_states
+    from jitkern.ops.nway import merge_states
+    from jitkern.ops.state import merge_state, merge_state_in_place
+    from jitkern.prepare import Prepared, prepare
     from jitkern.warm import warmup
 
 # Public name -> module. Ops come with their torch registration, which torch.compile needs.
@@ -47,7 +50,8 @@ _HOMES = {
     ),
     **dict.fromkeys(("freeze", "thaw"), "jitkern.binaries"),
     **dict.fromkeys(("Event", "Stats", "listen", "stats"), "jitkern.events"),
-    "merge_attn_states": "jitkern.torch_ops",
+    **dict.fromkeys(("merge_attn_states", "merge_state", "merge_state_in_place", "merge_states"), "jitkern.torch_ops"),
+    **dict.fromkeys(("Prepared", "prepare"), "jitkern.prepare"),
     "warmup": "jitkern.warm",
 }
 
@@ -60,6 +64,7 @@ __all__ = [
     "JitkernError",
     "LaunchError",
     "MissError",
+    "Prepared",
     "SettingError",
     "Stats",
     "ToolchainError",
@@ -68,6 +73,10 @@ __all__ = [
     "freeze",
     "listen",
     "merge_attn_states",
+    "merge_state",
+    "merge_state_in_place",
+    "merge_states",
+    "prepare",
     "stats",
     "thaw",
     "warmup",

@@ -10,6 +10,7 @@ from __future__ import annotations
 import ctypes
 import functools
 import struct
+import threading
 from collections.abc import Sequence
 from typing import Any
 
@@ -23,6 +24,7 @@ _STREAM_AT = 32
 _HOST_LAUNCH = struct.Struct("7i")
 _PDL_ATTRIBUTE = struct.Struct("I4xI60x")  # CUlaunchAttribute: id, value
 _PDL = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
+_EARLY = ctypes.create_string_buffer(_PDL_ATTRIBUTE.pack(_PDL, 1))
 _BYTES_PER_THREAD = 256 * 1024
 _MAX_GRID = (2**31 - 1, 65535, 65535)
 
@@ -94,7 +96,6 @@ class Call:
 
     __slots__ = (
         "_addresses",
-        "_attribute",
         "_config",
         "_entry",
         "_host",
@@ -123,35 +124,49 @@ class Call:
             if not 0 < size <= most:
                 raise ArgumentError(f"{function.variant.kernel}: {size} blocks in {axis}; a launch takes 1 to {most}")
         self.function, self.grid, self.block = function, grid, block
-        packed = struct.pack(layout, *values)
-        self._parameters = ctypes.create_string_buffer(packed, len(packed))
         self._patch = struct.Struct(patch).pack_into
-        self._stream = -1
         self._host = function.device == CPU
+        packed = struct.pack(layout, *values)
         if self._host:
-            self._config = ctypes.create_string_buffer(_HOST_LAUNCH.pack(*grid, *block, host_threads(work)))
             self._entry: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(function.handle)
-            self._launch: tuple[Any, ...] = (ctypes.addressof(self._parameters), ctypes.addressof(self._config))
+            self._connect(packed, _HOST_LAUNCH.pack(*grid, *block, host_threads(work)))
             return
         driver.ensure_context(function.device)
-        self._attribute = ctypes.create_string_buffer(_PDL_ATTRIBUTE.pack(_PDL, 1))
-        early = pdl and launches_early(function.device)
-        attributes = (ctypes.addressof(self._attribute), 1) if early else (0, 0)
-        self._config = ctypes.create_string_buffer(_CONFIG.pack(*grid, *block, shared, 0, *attributes))
-        self._addresses = (ctypes.c_void_p * 1)(ctypes.addressof(self._parameters))
-        self._launch = (ctypes.byref(self._config), ctypes.c_void_p(function.handle), self._addresses, None)
         self._entry = driver.library().cuLaunchKernelEx
+        early = pdl and launches_early(function.device)
+        attributes = (ctypes.addressof(_EARLY), 1) if early else (0, 0)
+        self._connect(packed, _CONFIG.pack(*grid, *block, shared, 0, *attributes))
 
-    def launch(self, stream: int, *patch: int) -> None:
-        """Launch on a stream (a raw handle; ignored on the CPU) with these leading values in place of the former ones.
+    def _connect(self, parameters: bytes, config: bytes) -> None:
+        """Put the blocks where the driver, or the CPU entry, is told to look for them."""
+        self._parameters = ctypes.create_string_buffer(parameters, len(parameters))
+        self._config = ctypes.create_string_buffer(config, len(config))
+        self._stream = -1
+        if self._host:
+            self._launch: tuple[Any, ...] = (ctypes.addressof(self._parameters), ctypes.addressof(self._config))
+            return
+        self._addresses = (ctypes.c_void_p * 1)(ctypes.addressof(self._parameters))
+        handle = ctypes.c_void_p(self.function.handle)
+        self._launch = (ctypes.byref(self._config), handle, self._addresses, None)
 
-        The device of the function must be the current one: see :func:`on_device`.
-        """
-        self._patch(self._parameters, 0, *patch)
-        self.relaunch(stream)
+    def bound(self, *patch: int) -> Call:
+        """A call of its own with these leading values: nobody else's launches change it."""
+        twin = object.__new__(Call)
+        twin.function, twin.grid, twin.block = self.function, self.grid, self.block
+        twin._patch, twin._host, twin._entry = self._patch, self._host, self._entry
+        twin._connect(self._parameters.raw, self._config.raw)
+        twin._patch(twin._parameters, 0, *patch)
+        return twin
+
+    def patch(self, *values: int) -> None:
+        """Replace the leading values of the parameter block."""
+        self._patch(self._parameters, 0, *values)
 
     def relaunch(self, stream: int) -> None:
-        """Launch with the parameter block as it is."""
+        """Launch on a stream (a raw handle; ignored on the CPU) with the parameter block as it is.
+
+        The function's device must be the current one, as :func:`on` sees to.
+        """
         if self._host:
             self._entry(*self._launch)
             return
@@ -211,19 +226,51 @@ def resolve_stream(stream: Any, device: int) -> int:
     return int(_getters().current_stream(device)) if stream is None else stream_handle(stream, device)
 
 
+class Recording:
+    """``with Recording() as seen: op(...)`` collects the calls that this thread's ops would have launched."""
+
+    def __init__(self) -> None:
+        self.thread = threading.get_ident()
+        self.calls: list[tuple[Call, tuple[int, ...]]] = []
+
+    def __enter__(self) -> Recording:
+        global _recording
+        _recording_lock.acquire()
+        _recording = self
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        global _recording
+        _recording = None
+        _recording_lock.release()
+
+
+_recording: Recording | None = None
+_recording_lock = threading.Lock()  # one at a time; other threads launch as ever
+
+
 def on(call: Call, stream: Any, *patch: int) -> None:
     """Launch a call on ``stream``, or on the current stream of its device, whatever device is current.
 
     This is the one way that every op launches, on the CPU too.
     """
+    if _recording is not None and _recording.thread == threading.get_ident():
+        _recording.calls.append((call, patch))
+        return
+    call.patch(*patch)
+    again(call, stream)
+
+
+def again(call: Call, stream: Any = None) -> None:
+    """Launch a call with its parameter block as it is."""
     if call._host:
-        call.launch(0, *patch)
+        call.relaunch(0)
         return
     ask = _torch or _getters()
     device = call.function.device
     handle = ask.current_stream(device) if stream is None else stream_handle(stream, device)
     if ask.current_device() == device:
-        call.launch(handle, *patch)
+        call.relaunch(handle)
         return
     with ask.on_device(device):
-        call.launch(handle, *patch)
+        call.relaunch(handle)

@@ -1,4 +1,4 @@
-"""The ops as ``torch.ops.jitkern.*``, for ``torch.compile``, ``torch.export`` and FakeTensor.
+"""The ops as ``torch.ops.jitkern.*``, for ``torch.compile``, ``torch.export``, FakeTensor and autograd.
 
 Registered with ``Library.define`` and ``impl``: the ``custom_op`` decorator costs 14 microseconds a call, this 2. The
 look-up of variants happens inside the op, where nothing is traced.
@@ -7,21 +7,31 @@ look-up of variants happens inside the op, where nothing is traced.
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from jitkern.ops import pairwise
+from jitkern.ops import gradient, nway, pairwise, state
 from jitkern.ops.merge import NAMES, OP, merge_attn_states
+from jitkern.ops.nway import merge_states
+from jitkern.ops.nway_checks import Inputs
+from jitkern.ops.nway_checks import check as check_states
+from jitkern.ops.pairwise_checks import Extras
+from jitkern.ops.state import merge_state, merge_state_in_place
 
-__all__ = ["merge_attn_states"]
+__all__ = ["merge_attn_states", "merge_state", "merge_state_in_place", "merge_states"]
 
 _library = torch.library.Library("jitkern", "DEF")
-_library.define(
-    "merge_attn_states(Tensor(a!) output, Tensor prefix_output, Tensor prefix_lse, Tensor suffix_output,"
-    " Tensor suffix_lse, Tensor(b!)? output_lse=None, int? prefill_tokens_with_context=None, *,"
-    f" float lse_base={math.e!r}) -> ()"
-)
+_BASES = "float base_a, float base_b, float base_out"
+
+
+def _register(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
+    name = schema.split("(")[0]
+    _library.define(schema)
+    for key in ("CPU", "CUDA"):
+        _library.impl(name, run, key)
+    torch.library.register_fake(f"jitkern::{name}", fake, lib=_library)
 
 
 def _merge_attn_states(
@@ -32,11 +42,20 @@ def _merge_attn_states(
     suffix_lse: Any,
     output_lse: Any = None,
     prefill_tokens_with_context: int | None = None,
+    output_scale: Any = None,
     *,
-    lse_base: float = math.e,
+    prefix_scale: Any = None,
+    suffix_scale: Any = None,
+    tokens_with_context: Any = None,
+    base_a: float = math.e,
+    base_b: float = math.e,
+    base_out: float = math.e,
 ) -> None:
-    state = (output, output_lse, prefix_output, prefix_lse, suffix_output, suffix_lse)
-    pairwise.merge(OP, NAMES, "hn", *state, prefill_tokens_with_context, lse_base, None, "auto")
+    operands = (output, output_lse, prefix_output, prefix_lse, suffix_output, suffix_lse)
+    given = (output_scale, prefix_scale, suffix_scale, tokens_with_context)
+    extras = None if given == (None, None, None, None) else Extras(*given[:3], merged_tokens=given[3])
+    bases = (base_a, base_b, base_out)
+    pairwise.merge(OP, NAMES, "hn", *operands, prefill_tokens_with_context, bases, None, "auto", extras)
 
 
 def _merge_attn_states_fake(output: Any, prefix_output: Any, *_: Any, **__: Any) -> None:
@@ -46,6 +65,123 @@ def _merge_attn_states_fake(output: Any, prefix_output: Any, *_: Any, **__: Any)
     )
 
 
-for _key in ("CPU", "CUDA"):
-    _library.impl("merge_attn_states", _merge_attn_states, _key)
-torch.library.register_fake("jitkern::merge_attn_states", _merge_attn_states_fake, lib=_library)
+_register(
+    "merge_attn_states(Tensor(a!) output, Tensor prefix_output, Tensor prefix_lse, Tensor suffix_output,"
+    " Tensor suffix_lse, Tensor(b!)? output_lse=None, int? prefill_tokens_with_context=None,"
+    " Tensor? output_scale=None, *, Tensor? prefix_scale=None, Tensor? suffix_scale=None,"
+    f" Tensor? tokens_with_context=None, float base_a={math.e!r}, float base_b={math.e!r},"
+    f" float base_out={math.e!r}) -> ()",
+    _merge_attn_states,
+    _merge_attn_states_fake,
+)
+
+
+def _merge_state(v_a: Any, s_a: Any, v_b: Any, s_b: Any, merged_tokens: int, *bases: float) -> tuple[Any, Any]:
+    out, lse = _merge_state_fake(v_a, s_a)
+    k = None if merged_tokens < 0 else merged_tokens
+    names = ("out", "out_lse", "v_a", "s_a", "v_b", "s_b")
+    pairwise.merge("merge_state", names, "nh", out, lse, v_a, s_a, v_b, s_b, k, bases, None, "auto")
+    return out, lse
+
+
+def _merge_state_fake(v_a: Any, s_a: Any, *_: Any) -> tuple[Any, Any]:
+    return v_a.new_empty(v_a.shape), s_a.new_empty(s_a.shape)
+
+
+_register(
+    f"merge_state(Tensor v_a, Tensor s_a, Tensor v_b, Tensor s_b, int merged_tokens, {_BASES}) -> (Tensor, Tensor)",
+    _merge_state,
+    _merge_state_fake,
+)
+
+
+def _merge_state_in_place(v: Any, s: Any, v_other: Any, s_other: Any, mask: Any, row_op: Any, *bases: float) -> None:
+    state.merge_state_in_place(v, s, v_other, s_other, mask, row_op=row_op, lse_base=bases)
+
+
+_register(
+    "merge_state_in_place(Tensor(a!) v, Tensor(b!) s, Tensor v_other, Tensor s_other, Tensor? mask, Tensor? row_op,"
+    f" {_BASES}) -> ()",
+    _merge_state_in_place,
+    lambda *_: None,
+)
+
+
+def _merge_states(
+    v: list[Any],
+    s: list[Any],
+    sink: Any,
+    valid: Any,
+    indptr: Any,
+    listed: bool,
+    sink_in_lse: bool,
+    base: float,
+    out: float,
+) -> tuple[Any, Any]:
+    inputs = Inputs(v if listed else v[0], s if listed else s[0], sink, valid, indptr, None, None)
+    check_states(nway.OP, inputs)
+    inputs = inputs.with_outputs()
+    nway.launch_states(inputs, (base, base, out), sink_in_lse, None, "auto")
+    return inputs.out, inputs.out_lse
+
+
+def _merge_states_fake(v: list[Any], s: list[Any], sink: Any, valid: Any, indptr: Any, listed: bool, *_: Any) -> Any:
+    *_, heads, d = v[0].shape
+    tokens = v[0].shape[0] if indptr is None else indptr.shape[0] - 1
+    return v[0].new_empty((tokens, heads, d)), s[0].new_empty((tokens, heads))
+
+
+_register(
+    "merge_states(Tensor[] v, Tensor[] s, Tensor? sink, Tensor? num_valid, Tensor? indptr, bool listed,"
+    " bool sink_in_lse, float base, float base_out) -> (Tensor, Tensor)",
+    _merge_states,
+    _merge_states_fake,
+)
+
+
+def _merge_backward(*arguments: Any) -> list[Any]:
+    bases: tuple[float, float, float] = arguments[-3:]
+    return gradient.merge_backward(*arguments[:-3], bases)  # type: ignore[call-arg]
+
+
+def _merge_backward_fake(grad_v: Any, grad_s: Any, v: list[Any], s: list[Any], *_: Any) -> list[Any]:
+    return [x.new_empty(x.shape) for x in (*v, *s)]
+
+
+_register(
+    "merge_backward(Tensor grad_v, Tensor grad_s, Tensor[] v, Tensor[] s, Tensor? sink, Tensor? num_valid,"
+    f" Tensor? indptr, bool listed, bool sink_in_lse, int merged_tokens, {_BASES}) -> Tensor[]",
+    _merge_backward,
+    _merge_backward_fake,
+)
+
+
+def _save_pair(ctx: Any, inputs: Any, output: Any) -> None:
+    ctx.save_for_backward(*inputs[:4])
+    ctx.merged_tokens, ctx.bases = inputs[4], inputs[5:]
+
+
+def _backward_of_pair(ctx: Any, grad_v: Any, grad_s: Any) -> tuple[Any, ...]:
+    v_a, s_a, v_b, s_b = ctx.saved_tensors
+    of_pair = (None, None, None, True, True, ctx.merged_tokens)
+    grads = torch.ops.jitkern.merge_backward(grad_v, grad_s, [v_a, v_b], [s_a, s_b], *of_pair, *ctx.bases)
+    return grads[0], grads[2], grads[1], grads[3], None, None, None, None
+
+
+def _save_states(ctx: Any, inputs: Any, output: Any) -> None:
+    v, s, sink, valid, indptr, ctx.listed, ctx.sink_in_lse, ctx.base, ctx.base_out = inputs
+    ctx.count = len(v)
+    ctx.save_for_backward(*v, *s, sink, valid, indptr)
+
+
+def _backward_of_states(ctx: Any, grad_v: Any, grad_s: Any) -> tuple[Any, ...]:
+    *tensors, sink, valid, indptr = ctx.saved_tensors
+    v, s = tensors[: ctx.count], tensors[ctx.count :]
+    flags = (sink, valid, indptr, ctx.listed, ctx.sink_in_lse, -1, ctx.base, ctx.base, ctx.base_out)
+    grads = torch.ops.jitkern.merge_backward(grad_v, grad_s, v, s, *flags)
+    return grads[: ctx.count], grads[ctx.count :], None, None, None, None, None, None, None
+
+
+_autograd = torch.library.register_autograd
+_autograd("jitkern::merge_state", _backward_of_pair, setup_context=_save_pair, lib=_library)
+_autograd("jitkern::merge_states", _backward_of_states, setup_context=_save_states, lib=_library)

@@ -29,6 +29,7 @@ ORDER = (
     ("binaries",),
     ("loader", "pool"),
     ("launch",),
+    ("prepare",),
     ("ops",),
     ("torch_ops", "compat", "bench", "warm"),
     ("doctor", "demo", "notebook"),

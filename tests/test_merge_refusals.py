@@ -49,7 +49,7 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "bf16 L": ({"suffix_lse": tensor(H, N, dtype=torch.bfloat16)}, ["suffix_lse", "bfloat16", "float32"]),
     "f64 output L": ({"output_lse": tensor(H, N, dtype=torch.float64)}, ["output_lse", "float64", "float32"]),
-    "integers": ({"output": tensor(N, H, D, dtype=torch.int32)}, ["output", "int32", "float16"]),
+    "integers": ({"output": tensor(N, H, D, dtype=torch.int32)}, ["output", "int32", "float32"]),
     "another device": ({"prefix_output": tensor(N, H, D, device="meta")}, ["prefix_output", "meta"]),
     "no tensor": ({"prefix_lse": [0.0]}, ["prefix_lse", "list", "torch tensor"]),
     "last dimension strided": ({"suffix_output": tensor(N, H, 2 * D)[..., ::2]}, ["suffix_output", "contiguous"]),
@@ -60,6 +60,27 @@ REFUSED: dict[str, tuple[dict[str, Any], list[str]]] = {
     ),
     "output L expanded": ({"output_lse": tensor(1, N).expand(H, N)}, ["output_lse", "overlap"]),
     "negative view": ({"prefix_output": torch._neg_view(tensor(N, H, D))}, ["prefix_output", "lazy"]),
+    "scale without an 8-bit output": ({"output_scale": tensor(1)}, ["output", "float32", "float8_e4m3fn"]),
+    "8-bit output without a scale": (
+        {"output": tensor(N, H, D, dtype=torch.float8_e4m3fn)},
+        ["output", "float8_e4m3fn", "scale"],
+    ),
+    "8-bit input without a scale": (
+        {
+            "prefix_output": tensor(N, H, D, dtype=torch.float8_e4m3fn),
+            "suffix_output": tensor(N, H, D, dtype=torch.float8_e4m3fn),
+        },
+        ["prefix_output", "float8_e4m3fn", "scale"],
+    ),
+    "scale of two numbers": (
+        {"output": tensor(N, H, D, dtype=torch.float8_e5m2), "output_scale": tensor(2)},
+        ["output_scale", "[2]", "1 contiguous"],
+    ),
+    "k on the device as int64": (
+        {"prefill_tokens_with_context": torch.tensor(3)},
+        ["prefill_tokens_with_context", "int64", "int32"],
+    ),
+    "two bases": ({"lse_base": ("e", 2)}, ["lse_base=('e', 2)", "three"]),
     "k too large": ({"prefill_tokens_with_context": N + 1}, ["prefill_tokens_with_context=7", "0 to 6"]),
     "k negative": ({"prefill_tokens_with_context": -1}, ["prefill_tokens_with_context=-1"]),
     "base 1": ({"lse_base": 1}, ["lse_base=1"]),
@@ -101,18 +122,13 @@ def test_an_output_that_is_another_view_of_an_input() -> None:
 
 
 def test_gradients_are_not_lost_silently() -> None:
-    given = operands()
+    given = operands(prefill_tokens_with_context=torch.tensor(3, dtype=torch.int32))
     jitkern.merge_attn_states(**given)  # remembered as good
     given["prefix_lse"].requires_grad_()
     with pytest.raises(UnsupportedError, match="prefix_lse requires a gradient"):
         jitkern.merge_attn_states(**given)
     with torch.no_grad():
         jitkern.merge_attn_states(**given)
-
-
-def test_quantised_output_is_not_there_yet() -> None:
-    with pytest.raises(UnsupportedError, match="output_scale"):
-        jitkern.merge_attn_states(**operands(output_scale=torch.ones(1)))
 
 
 def test_stream_of_a_wrong_kind_is_refused_by_name() -> None:

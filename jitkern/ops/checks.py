@@ -75,6 +75,20 @@ def writable(op: str, name: str, value: Any) -> None:
         reach += stride * (size - 1)
 
 
+def vector(op: str, name: str, value: Any, length: int, device: Any, *dtypes_allowed: Any) -> None:
+    """Require ``length`` adjacent elements on ``device``, of one of some torch dtypes."""
+    import torch
+
+    if not isinstance(value, torch.Tensor):
+        raise ArgumentError(f"{op}: {name} is a {type(value).__name__}; expected a torch tensor")
+    dtype(op, name, value, *dtypes_allowed)
+    if value.numel() != length or not value.is_contiguous():
+        given = f"shape {list(value.shape)} and strides {list(value.stride())}"
+        raise ArgumentError(f"{op}: {name} has {given}; expected {length} contiguous elements")
+    if value.device != device:
+        raise ArgumentError(f"{op}: {name} is on {value.device}, the other operands on {device}; move it there")
+
+
 def no_gradient(op: str, **operands: Any) -> None:
     """Refuse operands whose gradient would silently be lost."""
     import torch
@@ -86,6 +100,16 @@ def no_gradient(op: str, **operands: Any) -> None:
                 f"{op}: {', '.join(wanted)} requires a gradient, which this op does not give;"
                 " use torch.no_grad() or .detach()"
             )
+
+
+def lse_bases(op: str, base: Any) -> tuple[float, float, float]:
+    """The bases of the first L, the second L and the output's; one base stands for all three."""
+    if isinstance(base, tuple):
+        if len(base) != 3:
+            raise ArgumentError(f"{op}: lse_base={base!r}; expected one base, or three: of either input and the output")
+        return lse_base(op, base[0]), lse_base(op, base[1]), lse_base(op, base[2])
+    number = lse_base(op, base)
+    return number, number, number
 
 
 def lse_base(op: str, base: Any) -> float:

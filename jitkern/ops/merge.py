@@ -6,8 +6,9 @@ from typing import Any
 
 import torch
 
-from jitkern.errors import UnsupportedError
 from jitkern.ops import checks, pairwise
+from jitkern.ops.pairwise_checks import Extras
+from jitkern.ops.state import wants_gradient
 
 OP = "merge_attn_states"
 NAMES = ("output", "output_lse", "prefix_output", "prefix_lse", "suffix_output", "suffix_lse")
@@ -20,10 +21,12 @@ def merge_attn_states(
     suffix_output: Any,
     suffix_lse: Any,
     output_lse: Any = None,
-    prefill_tokens_with_context: int | None = None,
+    prefill_tokens_with_context: Any = None,
     output_scale: Any = None,
     *,
-    lse_base: str | float = "e",
+    prefix_scale: Any = None,
+    suffix_scale: Any = None,
+    lse_base: Any = "e",
     stream: Any = None,
     backend: str = "auto",
 ) -> None:
@@ -31,17 +34,21 @@ def merge_attn_states(
 
     With m = max(L_prefix, L_suffix) and w = exp(L - m), O = (w_p O_p + w_s O_s) / (w_p + w_s) and
     L = m + log(w_p + w_s) (arXiv 2501.01005, section 2.2). An infinite L, of either sign, marks a side without keys:
-    the other side then comes out bit for bit; if both are, O = 0 and L = -inf. NaN in L gives NaN.
+    the other side then comes out bit for bit; if both are, O = 0 and L = -inf. NaN in L gives NaN. Differentiable with
+    respect to both O and both L.
 
     Args:
-        output: [tokens, heads, head size], float32, float16 or bfloat16 (float64 on the CPU). Any token and head
-            stride; the last dimension contiguous. May be one of the inputs.
+        output: [tokens, heads, head size], float32, float16 or bfloat16 (float64 on the CPU), or 8-bit floating point
+            with ``output_scale``. Any token and head stride; the last dimension contiguous. May be one of the inputs.
         prefix_output, suffix_output: the partial outputs; shape, dtype and device of ``output``, strides of their own.
+            8-bit floating point with scales, into an output of any other type.
         prefix_lse, suffix_lse: [heads, tokens] float32 (float64 beside float64), any strides, in base ``lse_base``.
         output_lse: [heads, tokens] as the others, or None. May be one of the inputs.
         prefill_tokens_with_context: tokens from this one on are copied from the suffix, O and L unchanged; None: none.
-        output_scale: for a quantised output, which this version has not.
-        lse_base: ``"e"``, ``"2"``, ``"10"`` or a number.
+            An int, or one int32 on the device, which a captured graph reads anew at every replay.
+        output_scale: one float32 on the device: ``output`` is O / scale, rounded, saturated, NaN kept.
+        prefix_scale, suffix_scale: one float32 each: what 8-bit inputs are multiplied by.
+        lse_base: ``"e"``, ``"2"``, ``"10"``, a number, or a tuple of three: of prefix, suffix and output.
         stream: ``torch.cuda.Stream``, CuPy stream or raw handle; None: the current stream of the tensors' device.
         backend: ``auto``, ``nvrtc``, ``nvcc`` or ``cpu``.
 
@@ -49,25 +56,32 @@ def merge_attn_states(
         ArgumentError: an operand does not fit; nothing has run.
         CaptureError: the variant is not ready and a CUDA graph is being captured; the message names the warm-up line.
     """
-    if output_scale is not None:
-        raise UnsupportedError(f"{OP}: output_scale is given, but there is no quantised output yet; leave it None")
+    extras, k = None, prefill_tokens_with_context
+    if k is not None and not isinstance(k, int):
+        extras, k = Extras(merged_tokens=k), None
+    if output_scale is not None or prefix_scale is not None or suffix_scale is not None:
+        extras = (extras or Extras())._replace(out_scale=output_scale, a_scale=prefix_scale, b_scale=suffix_scale)
+    inputs = (prefix_output, prefix_lse, suffix_output, suffix_lse)
     if torch.compiler.is_compiling():
-        base = checks.lse_base(OP, lse_base)
-        inputs = (prefix_output, prefix_lse, suffix_output, suffix_lse)
-        torch.ops.jitkern.merge_attn_states(output, *inputs, output_lse, prefill_tokens_with_context, lse_base=base)
+        scales = {"prefix_scale": prefix_scale, "suffix_scale": suffix_scale}
+        scales["tokens_with_context"] = None if extras is None else extras.merged_tokens
+        a, b, out = checks.lse_bases(OP, lse_base)
+        torch.ops.jitkern.merge_attn_states(
+            output, *inputs, output_lse, k, output_scale, **scales, base_a=a, base_b=b, base_out=out
+        )
         return
-    pairwise.merge(
-        OP,
-        NAMES,
-        "hn",
-        output,
-        output_lse,
-        prefix_output,
-        prefix_lse,
-        suffix_output,
-        suffix_lse,
-        prefill_tokens_with_context,
-        lse_base,
-        stream,
-        backend,
-    )
+    if wants_gradient(*inputs) and extras is None:
+        _differentiable(output, output_lse, inputs, k, lse_base)
+        return
+    operands = (output, output_lse, *inputs)
+    pairwise.merge(OP, NAMES, "hn", *operands, k, lse_base, stream, backend, extras)
+
+
+def _differentiable(output: Any, output_lse: Any, inputs: tuple[Any, ...], k: int | None, lse_base: Any) -> None:
+    """The same through the differentiable op, then copied to where it belongs: autograd follows the copy."""
+    a, a_lse, b, b_lse = inputs
+    bases = checks.lse_bases(OP, lse_base)
+    v, s = torch.ops.jitkern.merge_state(a, a_lse.T, b, b_lse.T, -1 if k is None else k, *bases)
+    output.copy_(v)
+    if output_lse is not None:
+        output_lse.copy_(s.T)

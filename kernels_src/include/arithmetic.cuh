@@ -13,8 +13,8 @@ namespace jitkern {
 JITKERN_DEVICE float mul(float a, float b) { return __fmul_rn(a, b); }
 JITKERN_DEVICE float add(float a, float b) { return __fadd_rn(a, b); }
 JITKERN_DEVICE float fma(float a, float b, float c) { return __fmaf_rn(a, b, c); }
-// 1 / x for 1 <= x <= 4, rounded to nearest: one Newton step from the approximation, as the division's own fast path
-// does it; without the slow path's branch and code. (A test compares every x of [1, 4].)
+// 1 / x for 1 <= x < 2^126, rounded to nearest: one Newton step from the approximation, as the division's own fast path
+// does it; without the slow path's branch and code. (A test compares every mantissa.)
 JITKERN_DEVICE float reciprocal(float x) {
   float y;
   asm("rcp.approx.ftz.f32 %0, %1;" : "=f"(y) : "f"(x));
@@ -88,5 +88,18 @@ JITKERN_DEVICE float log1p_unit(float x) {
   const float twice = add(s, s);
   return fma(mul(twice, z), q, twice);
 }
+
+// log(x) for x >= 1: k ln 2 + log(1 + f) with x = 2^k (1 + f); NaN stays NaN.
+JITKERN_DEVICE float log_from_one(float x) {
+  const i32 k = static_cast<i32>(bits_of(x) >> 23) - 127;
+  const float y = log1p_unit(add(mul(x, exp2_of_int(-k)), -1.0f));
+  const float kf = static_cast<float>(k);
+  return x == x ? fma(kf, 0.693145752f, fma(kf, 1.42860677e-6f, y)) : x;
+}
+#if JITKERN_ON_GPU
+JITKERN_DEVICE double log_from_one(double x) { return log(x); }
+#else
+JITKERN_DEVICE double log_from_one(double x) { return __builtin_log(x); }
+#endif
 
 }  // namespace jitkern

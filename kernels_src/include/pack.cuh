@@ -1,6 +1,6 @@
 // A pack: the elements that one memory access moves. 16 bytes where alignment allows, narrower otherwise.
 #pragma once
-#include "include/dtype.cuh"
+#include "include/float8.cuh"
 
 namespace jitkern {
 
@@ -34,8 +34,10 @@ struct Pack {
   static constexpr int kBytes = sizeof(T) * N;
   static_assert(N > 0 && (N & (N - 1)) == 0, "a pack holds a power of two of elements");
   static_assert(kBytes <= 16, "one access moves at most 16 bytes");
-  static constexpr bool kPaired = sizeof(T) == 2 && N >= 2;
-  using Unit = typename Choose<kPaired, u32, T>::type;  // what is converted at a time
+  // What is converted at a time: two elements where there are two and they are small.
+  static constexpr bool kPaired = sizeof(T) <= 2 && N >= 2;
+  using Pair = typename Choose<sizeof(T) == 2, u32, u16>::type;
+  using Unit = typename Choose<kPaired, Pair, T>::type;
   static constexpr int kUnits = kBytes / sizeof(Unit);
   Unit unit[kUnits];
 };
@@ -51,23 +53,44 @@ JITKERN_DEVICE void store_pack(T* address, const Pack<T, N>& pack) {
   *reinterpret_cast<Word*>(address) = __builtin_bit_cast(Word, pack);
 }
 
-// f(a, b) of every element, in the accumulator's type, rounded to T once.
-template <class T, int N, class F>
-JITKERN_DEVICE Pack<T, N> combine(const Pack<T, N>& a, const Pack<T, N>& b, F f) {
-  Pack<T, N> out;
-#pragma unroll
+// The elements of a pack in the accumulator's type.
+template <class T, int N, class A>
+JITKERN_DEVICE void widen_pack(const Pack<T, N>& pack, A (&x)[N]) {
+  JITKERN_UNROLL
   for (int i = 0; i < Pack<T, N>::kUnits; ++i) {
-    if constexpr (Pack<T, N>::kPaired) {
-      float a0, a1, b0, b1;
-      widen_pair<T>(a.unit[i], a0, a1);
-      widen_pair<T>(b.unit[i], b0, b1);
-      out.unit[i] = narrow_pair<T>(f(a0, b0), f(a1, b1));
+    if constexpr (!Pack<T, N>::kPaired) {
+      x[i] = widen(pack.unit[i]);
+    } else if constexpr (sizeof(T) == 2) {
+      widen_pair<T>(pack.unit[i], x[2 * i], x[2 * i + 1]);
     } else {
-      narrow(f(widen(a.unit[i]), widen(b.unit[i])), out.unit[i]);
+      x[2 * i] = widen(T{static_cast<u8>(pack.unit[i])});
+      x[2 * i + 1] = widen(T{static_cast<u8>(pack.unit[i] >> 8)});
     }
   }
-  return out;
 }
+
+// The other way, each rounded once.
+template <class T, int N, class A>
+JITKERN_DEVICE Pack<T, N> narrow_pack(const A (&x)[N]) {
+  Pack<T, N> pack;
+  JITKERN_UNROLL
+  for (int i = 0; i < Pack<T, N>::kUnits; ++i) {
+    if constexpr (!Pack<T, N>::kPaired) {
+      narrow(x[i], pack.unit[i]);
+    } else if constexpr (sizeof(T) == 2) {
+      pack.unit[i] = narrow_pair<T>(x[2 * i], x[2 * i + 1]);
+    } else {
+      pack.unit[i] = narrow_float8_pair<T>(x[2 * i], x[2 * i + 1]);
+    }
+  }
+  return pack;
+}
+#else
+// On the CPU a pack is an array: rows are walked element by element, and the compiler vectorises.
+template <class T, int N>
+struct Pack {
+  T element[N];
+};
 #endif
 
 }  // namespace jitkern

@@ -13,10 +13,12 @@
 #define JITKERN_ON_GPU 1
 #define JITKERN_DEVICE __device__ __forceinline__
 #define JITKERN_DEVICE_METHOD __device__ __forceinline__
+#define JITKERN_UNROLL _Pragma("unroll")
 #else
 #define JITKERN_ON_GPU 0
 #define JITKERN_DEVICE static inline __attribute__((always_inline))
 #define JITKERN_DEVICE_METHOD inline __attribute__((always_inline))
+#define JITKERN_UNROLL
 #endif
 
 // The entry symbol: a plain C name, so that profilers show it and no name mangling is ever looked up.
@@ -39,6 +41,14 @@ struct Choose {
 template <class A, class B>
 struct Choose<false, A, B> {
   using type = B;
+};
+template <class A, class B>
+struct SameType {
+  static constexpr bool value = false;
+};
+template <class A>
+struct SameType<A, A> {
+  static constexpr bool value = true;
 };
 static_assert(sizeof(i64) == 8 && sizeof(u32) == 4 && sizeof(u16) == 2, "the fixed-width names must mean what they say");
 }  // namespace jitkern

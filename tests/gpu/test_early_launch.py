@@ -1,4 +1,4 @@
-"""Programmatic stream serialization: the merge is launched early and must still see everything its predecessor wrote."""
+"""Programmatic stream serialization: a merge launched early must see everything that its predecessor wrote."""
 
 from __future__ import annotations
 

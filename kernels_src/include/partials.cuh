@@ -1,0 +1,82 @@
+// N partial states of the same rows: where they lie, and their weights. Shared by the N-way merge and its gradient.
+//
+//   m = max L_i    w_i = exp(L_i - m) / sum_j exp(L_j - m)    O = sum w_i O_i    L = m + log(sum_j exp(L_j - m))
+//
+// (arXiv 2501.01005, section 2.2.) A sink is one more term of the denominator, without a value.
+#pragma once
+#include "include/merge.cuh"
+#include "include/pack.cuh"
+
+#ifndef JITKERN_D
+#define JITKERN_D 128
+#endif
+#ifndef JITKERN_LIST
+#define JITKERN_LIST 1
+#endif
+#ifndef JITKERN_STRIDE
+#define JITKERN_STRIDE 32
+#endif
+
+namespace jitkern {
+
+using T = JITKERN_T;
+using A = Accumulator<T>::type;  // L has this type, too
+using Stride = Choose<JITKERN_STRIDE == 32, u32, u64>::type;
+
+constexpr int kD = JITKERN_D;
+constexpr int kPack = JITKERN_PACK;
+constexpr int kList = JITKERN_LIST;  // tensors of a list that a parameter block has room for; 1: one stacked tensor
+static_assert(kD > 0 && kD % kPack == 0, "the head size must be a positive multiple of the pack");
+constexpr int kPacks = kD / kPack;  // in a row
+
+template <class Value, class Lse>
+struct PartialsOf {  // addresses; of a stack only the first
+  Value* v[kList];
+  Lse* s[kList];
+};
+using Partials = PartialsOf<const T, const A>;
+
+// Which partials a token has.
+struct Range {
+  u32 first, count;
+};
+
+struct Rows {
+  const i32* valid;          // partials of each token, the later ones are not read; or null: all
+  const i32* indptr;         // ragged: token t has the rows indptr[t] to indptr[t + 1] of a stack; or null
+  i64 v_partial, s_partial;  // strides between the partials of a stack
+  u32 partials;              // of a token at most; ragged: rows of the stack
+  Row2 v_stride[kList], s_stride[kList];
+};
+
+JITKERN_DEVICE u32 clamp(i32 x, u32 most) { return x < 0 ? 0 : (static_cast<u32>(x) > most ? most : x); }
+
+JITKERN_DEVICE Range range_of(const Rows& rows, u32 token) {
+  if (rows.indptr) {
+    const u32 first = clamp(rows.indptr[token], rows.partials), end = clamp(rows.indptr[token + 1], rows.partials);
+    return {first, end > first ? end - first : 0};
+  }
+  return {0, rows.valid ? clamp(rows.valid[token], rows.partials) : rows.partials};
+}
+
+// Where partial i of a row lies.
+template <class Value, class Lse>
+JITKERN_DEVICE Value* value_row(const PartialsOf<Value, Lse>& partials, const Rows& rows, u32 i, u32 t, u32 h) {
+  const u32 at = kList > 1 ? i : 0;
+  const u64 stacked = kList > 1 ? 0 : static_cast<u64>(i) * static_cast<u64>(rows.v_partial);
+  return partials.v[at] + stacked + offset<Stride>(rows.v_stride[at], rows.indptr ? 0 : t, h);
+}
+template <class Value, class Lse>
+JITKERN_DEVICE Lse* lse_cell(const PartialsOf<Value, Lse>& partials, const Rows& rows, u32 i, u32 t, u32 h) {
+  const u32 at = kList > 1 ? i : 0;
+  const u64 stacked = kList > 1 ? 0 : static_cast<u64>(i) * static_cast<u64>(rows.s_partial);
+  return partials.s[at] + stacked + offset<Stride>(rows.s_stride[at], rows.indptr ? 0 : t, h);
+}
+
+// A partial's L in the output's base; +inf means "no keys" as -inf does.
+JITKERN_DEVICE A normal_lse(A lse, A in_to_out) {
+  return is_infinite(lse) ? minus_infinity<A>() : mul(lse, in_to_out);
+}
+JITKERN_DEVICE bool is_live(A lse) { return !is_infinite(lse); }  // NaN is live: it has to show
+
+}  // namespace jitkern
