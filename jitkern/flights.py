@@ -95,3 +95,61 @@ class Ongoing:
         deadline = time.monotonic() + self._patience
         while self._count > 0 and time.monotonic() < deadline:
             time.sleep(0.01)
+
+
+class ForkGate:
+    """Sections of foreign code that a fork must not cut in two: their locks would be held for ever in the child.
+
+    A fork waits for the sections of other threads, and new ones wait for the fork. After ``patience`` seconds it goes
+    ahead, and the child is told.
+
+    Attributes:
+        broken: this process was forked while another thread was in a section.
+    """
+
+    def __init__(self, patience: float) -> None:
+        self.broken = False
+        self._patience = patience
+        self._reset()
+        os.register_at_fork(
+            before=self._before, after_in_parent=self._after_in_parent, after_in_child=self._after_in_child
+        )
+
+    def _reset(self) -> None:
+        self._condition = threading.Condition(threading.RLock())
+        self._inside: dict[int, int] = {}
+        self._forks = 0
+
+    @contextlib.contextmanager
+    def section(self) -> Iterator[None]:
+        """Be in foreign code."""
+        me = threading.get_ident()
+        with self._condition:
+            if me not in self._inside:
+                self._condition.wait_for(lambda: not self._forks, self._patience)
+            self._inside[me] = self._inside.get(me, 0) + 1
+        try:
+            yield
+        finally:
+            with self._condition:
+                self._inside[me] -= 1
+                if not self._inside[me]:
+                    del self._inside[me]
+                self._condition.notify_all()
+
+    def _others(self) -> bool:
+        return any(thread != threading.get_ident() for thread in self._inside)
+
+    def _before(self) -> None:
+        self._condition.acquire()
+        self._forks += 1
+        self._condition.wait_for(lambda: not self._others(), self._patience)
+
+    def _after_in_parent(self) -> None:
+        self._forks -= 1
+        self._condition.notify_all()
+        self._condition.release()
+
+    def _after_in_child(self) -> None:
+        self.broken = self.broken or self._others()
+        self._reset()

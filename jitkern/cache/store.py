@@ -118,9 +118,14 @@ class Store:
     def discard(self, path: Path) -> None:
         """Take an entry out of sight in one step, then delete it. Never raises."""
         doomed = self.base / "tmp" / f"gone-{uuid.uuid4().hex}"
-        with contextlib.suppress(OSError):
+        try:
             files.make_private(doomed.parent, self.root)
             os.rename(path, doomed)
+        except OSError as error:
+            # An overlay cannot rename a folder of the image below it, but hides one that is deleted.
+            if error.errno == errno.EXDEV:
+                files.remove(path)
+        else:
             files.remove(doomed)
 
     def publish(self, key: Key, binary: bytes, binary_name: str, text: str, meta: dict[str, Any]) -> Entry | None:
@@ -227,7 +232,7 @@ class Store:
         removed = 0
         for path, _, _ in list(self.entries()):
             self.discard(path)
-            removed += 1
+            removed += not path.exists()
         return removed
 
     @contextlib.contextmanager

@@ -9,8 +9,11 @@ from typing import Any
 from jitkern import toolchain
 from jitkern.compilers import Artifact, diagnostics
 from jitkern.errors import ToolchainError
+from jitkern.flights import ForkGate
 from jitkern.sources import Text
 from jitkern.variants import Variant
+
+_gate = ForkGate(30.0)  # NVRTC has locks of its own, and knows nothing of forks
 
 
 class Nvrtc:
@@ -40,6 +43,15 @@ class Nvrtc:
 
     def compile(self, variant: Variant, text: Text) -> Artifact:
         """Compile to a cubin. The interpreter is free to run other threads meanwhile."""
+        if _gate.broken:
+            raise ToolchainError(
+                f"{variant.name} cannot be compiled here: this process was forked in the middle of another thread's"
+                ' compile. Start workers with multiprocessing.get_context("spawn"), or warm up before forking'
+            )
+        with _gate.section():
+            return self._compile(variant, text)
+
+    def _compile(self, variant: Variant, text: Text) -> Artifact:
         nvrtc = _library()
         supported = _supported(nvrtc)
         number = int("".join(filter(str.isdigit, variant.target.removeprefix("sm_"))))

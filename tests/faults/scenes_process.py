@@ -147,6 +147,52 @@ def fork_between(root: str) -> dict[str, Any]:
     }
 
 
+def fork_in_compiles(root: str, times: int) -> dict[str, Any]:
+    """Fork again and again while another thread is in NVRTC; the children compile, or just end."""
+    loader.obtain(real(1, "nvrtc"))
+    stop = threading.Event()
+
+    def endless() -> None:
+        for number in range(2, 10_000):
+            if stop.is_set():
+                return
+            loader.obtain(real(number, "nvrtc"))
+
+    thread = threading.Thread(target=endless)
+    thread.start()
+    results, longest = list[Any](), 0.0
+    for number in range(times):
+        time.sleep(0.013)
+        start = time.perf_counter()
+        child = harness.Child(lambda n=number: loader.obtain(real(20_000 + n, "nvrtc"))[1])  # type: ignore[misc]
+        longest = max(longest, time.perf_counter() - start)
+        results.append(child.result(20))
+    stop.set()
+    thread.join(20)
+    return {"results": [r for r in results if r != ("ok", "compiled")], "alive": thread.is_alive(), "longest": longest}
+
+
+def fork_that_cannot_wait(root: str) -> dict[str, Any]:
+    """A fork in the middle of a compile that does not end: the child is told, and does not hang."""
+    from jitkern.compilers import nvrtc
+
+    nvrtc._gate._patience = 0.2
+    inside, leave = threading.Event(), threading.Event()
+
+    def hold() -> None:
+        with nvrtc._gate.section():
+            inside.set()
+            leave.wait(20)
+
+    thread = threading.Thread(target=hold)
+    thread.start()
+    inside.wait()
+    result = harness.Child(lambda: loader.obtain(real(1, "nvrtc"))[1]).result(20)
+    leave.set()
+    thread.join(20)
+    return {"result": result, "parent": loader.obtain(real(1, "nvrtc"))[1]}
+
+
 def fork_after_use(root: str) -> dict[str, Any]:
     """A child uses CPU functions of its parent, and is told plainly that it cannot use its CUDA."""
     loader.get(real(1, "cpu"), loader.CPU)

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from jitkern import cache
 from tests.faults import harness
 from tests.faults.conftest import need, needs_root
 
@@ -232,6 +233,37 @@ def test_no_folder_at_all(tmp_path):
     assert found["root"] is None
     assert found["got"] == [GOOD]
     said_once(found, "no disk cache")
+
+
+@needs_root
+def test_a_cache_that_came_with_an_image(root, tmp_path):
+    """Entries of a container's image lie below an overlay, where folders cannot be renamed."""
+    env = harness.with_root(root)
+    harness.scene("scenes_disk", "use", str(root), "nvrtc", [1, 2], env=env)
+    for name in ("upper", "work", "seen"):
+        (tmp_path / name).mkdir(mode=0o700)
+    layers = f"lowerdir={root},upperdir={tmp_path}/upper,workdir={tmp_path}/work"
+    seen = tmp_path / "seen"
+    mount = ["mount", "-t", "overlay", "overlay", "-o", layers, str(seen)]
+    run = subprocess.run(mount, capture_output=True, text=True, check=False)
+    if run.returncode:
+        pytest.skip(f"cannot mount an overlay here: {run.stderr.strip()}")
+    try:
+        env = harness.with_root(seen)
+        found, _ = harness.scene("scenes_disk", "use", str(seen), "nvrtc", [1, 2], env=env)
+        assert ([item[0] for item in found["got"]], found["heard"]) == (["cached", "cached"], [])
+        path = next(seen.glob("v1/sm_90/*/kernel.cubin"))
+        path.write_bytes(b"bad")
+        found, _ = harness.scene("scenes_disk", "use", str(seen), "nvrtc", [1, 2], env=env)
+        assert sorted(item[0] for item in found["got"]) == ["cached", "compiled"]
+        said_once(found, "damaged")
+        found, _ = harness.scene("scenes_disk", "use", str(seen), "nvrtc", [1, 2], env=env)
+        assert ([item[0] for item in found["got"]], found["heard"]) == (["cached", "cached"], [])
+        assert cache.Store(seen).clear() == 2
+        assert list(cache.Store(seen).entries()) == []
+        assert len(list(cache.Store(root).entries())) == 2
+    finally:
+        subprocess.run(["umount", "-l", str(seen)], check=True)
 
 
 ODD = {

@@ -69,6 +69,24 @@ def test_a_fork_while_others_compile_and_count(root):
     assert (found["parent"], found["alive"]) == ("cached", 0)
 
 
+def test_a_fork_in_the_middle_of_a_compile(root, record_property):
+    times = harness.amount(15, 60)
+    found, said = scene(root, "fork_in_compiles", times)
+    assert found["results"] == [], said
+    assert not found["alive"]
+    record_property(
+        "measured", f"{times} forks during NVRTC compiles; a fork waited for {found['longest']:.2f} s at most"
+    )
+
+
+def test_a_fork_that_cannot_wait_for_a_compile_is_told(root):
+    found, said = scene(root, "fork_that_cannot_wait")
+    assert found["result"][0] == "error", said
+    assert "ToolchainError" in found["result"][1]
+    assert "spawn" in found["result"][1]
+    assert found["parent"] == "compiled"
+
+
 def test_a_forked_child_uses_the_cpu_and_is_told_about_cuda(root):
     found, said = scene(root, "fork_after_use")
     assert found["before"][0] == found["after"][0] == "ok", said
