@@ -161,3 +161,16 @@ def listing(path: str | os.PathLike[str]) -> list[os.DirEntry[str]]:
             return list(found)
     except OSError:
         return []
+
+
+def identity_of(info: os.stat_result) -> tuple[int, int]:
+    """Which folder it is; numbers of inodes come again, and so does the whole second."""
+    return info.st_ino, info.st_ctime_ns
+
+
+def identity(path: Path) -> tuple[int, int] | None:
+    """Which file or folder is at a path now."""
+    try:
+        return identity_of(path.lstat())
+    except OSError:
+        return None

@@ -80,11 +80,11 @@ class Store:
             try:
                 return self._verified(folder, info, path, digest)
             except FileNotFoundError as error:
-                if _identity(path) != _identity_of(info):  # removed while it was read
+                if files.identity(path) != files.identity_of(info):  # removed while it was read
                     return None
-                raise BadFileError(f"{error.filename} is missing", _identity_of(info)) from None
+                raise BadFileError(f"{error.filename} is missing", files.identity_of(info)) from None
             except BadFileError as error:
-                raise BadFileError(str(error), _identity_of(info)) from None
+                raise BadFileError(str(error), files.identity_of(info)) from None
         finally:
             os.close(folder)
 
@@ -104,7 +104,7 @@ class Store:
     def reject(self, key: Key, reason: str) -> None:
         """Set the entry of ``key`` aside though it matches its hash: whoever loads it says that it is no good."""
         path = self.base / key.folder
-        self._set_aside(path, BadFileError(reason, *filter(None, [_identity(path)])))
+        self._set_aside(path, BadFileError(reason, *filter(None, [files.identity(path)])))
 
     def _set_aside(self, path: Path, error: BadFileError) -> None:
         reason, *identity = error.args
@@ -112,7 +112,7 @@ class Store:
         what = "it stays, and is not used" if self.read_only else "it is set aside and built again"
         events.warn_once(f"bad {path}", f"cache entry {path} is damaged ({reason}); {what}")
         # Meanwhile somebody may have put a good one in its place, which must not suffer for it.
-        if not self.read_only and (not identity or _identity(path) == identity[0]):
+        if not self.read_only and (not identity or files.identity(path) == identity[0]):
             self.discard(path)
 
     def discard(self, path: Path) -> None:
@@ -244,15 +244,3 @@ class Store:
         """
         with locking.compiling(self.base, self.root, key, lambda: self.get(key)) as entry:
             yield entry
-
-
-def _identity_of(info: os.stat_result) -> tuple[int, int]:
-    """Which folder it is; numbers of inodes come again, and so does the whole second."""
-    return info.st_ino, info.st_ctime_ns
-
-
-def _identity(path: Path) -> tuple[int, int] | None:
-    try:
-        return _identity_of(path.lstat())
-    except OSError:
-        return None

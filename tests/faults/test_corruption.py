@@ -283,3 +283,23 @@ def test_a_reader_that_saw_damage_leaves_the_good_entry_that_took_its_place(here
     monkeypatch.setattr(store, "read", slow_read)
     assert store.get(key) is None
     assert store.get(key) is not None
+
+
+def test_a_root_that_vanishes_during_a_publish_is_made_again(here, compiler, heard, monkeypatch):
+    from jitkern.cache import files
+
+    write, removed = files.write, []
+
+    def write_and_lose(path, *arguments, **more):
+        if path.name == manifest.NAME and not removed:
+            removed.append(path)
+            shutil.rmtree(here)
+        write(path, *arguments, **more)
+
+    monkeypatch.setattr(files, "write", write_and_lose)
+    variant = injected.variant()
+    assert loader.obtain(variant, injected.TEXT)[1] == "compiled"
+    assert len(removed) == 1
+    assert heard == []
+    assert the_store().get(compilers.key_of(variant, injected.TEXT)) is not None
+    assert here.stat().st_mode & 0o077 == 0

@@ -335,3 +335,7 @@ def test_a_holder_that_is_stopped_is_waited_for_as_long_as_the_setting_says(tmp_
     assert 1.4 < found["seconds"] < 4.0
     assert f"for pid {found['holder']} on " in said
     assert "compiling it here" in said
+
+
+def test_a_wait_is_bounded_by_a_minute_unless_told_otherwise():
+    assert settings.Settings().lock_timeout == 60.0
