@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-_WITH_KERNELS = ("pairwise", "nway", "gradient")
+_WITH_KERNELS = ("pairwise", "nway", "gradient", "quantised")
 
 
 def register_all() -> None:

@@ -6,7 +6,8 @@ from typing import Any
 
 import torch
 
-from jitkern.ops import checks, pairwise
+from jitkern.errors import ArgumentError
+from jitkern.ops import checks, pairwise, quantised
 from jitkern.ops.pairwise_checks import Extras
 from jitkern.ops.state import wants_gradient
 
@@ -26,6 +27,8 @@ def merge_attn_states(
     *,
     prefix_scale: Any = None,
     suffix_scale: Any = None,
+    output_group_scale: Any = None,
+    scale_ue8m0: bool = False,
     lse_base: Any = "e",
     stream: Any = None,
     backend: str = "auto",
@@ -48,6 +51,10 @@ def merge_attn_states(
             An int, or one int32 on the device, which a captured graph reads anew at every replay.
         output_scale: one float32 on the device: ``output`` is O / scale, rounded, saturated, NaN kept.
         prefix_scale, suffix_scale: one float32 each: what 8-bit inputs are multiplied by.
+        output_group_scale: [tokens, groups] float32, any strides (row, column, padded), *written*: ``output`` is
+            O / scale with a scale for each group, the groups being equal parts of a token's heads times head size: one
+            for a scale per token, heads * head size / 128 for groups of 128. Instead of ``output_scale``.
+        scale_ue8m0: round those scales up to powers of two.
         lse_base: ``"e"``, ``"2"``, ``"10"``, a number, or a tuple of three: of prefix, suffix and output.
         stream: ``torch.cuda.Stream``, CuPy stream or raw handle; None: the current stream of the tensors' device.
         backend: ``auto``, ``nvrtc``, ``nvcc`` or ``cpu``.
@@ -56,25 +63,35 @@ def merge_attn_states(
         ArgumentError: an operand does not fit; nothing has run.
         CaptureError: the variant is not ready and a CUDA graph is being captured; the message names the warm-up line.
     """
+    inputs = (prefix_output, prefix_lse, suffix_output, suffix_lse)
+    plain = output_scale is None and prefix_scale is None and suffix_scale is None and output_group_scale is None
     extras, k = None, prefill_tokens_with_context
+    quick = plain and not torch.compiler.is_compiling()
+    if quick and pairwise.again("hn", output, output_lse, *inputs, k, lse_base, stream, backend):
+        return
     if k is not None and not isinstance(k, int):
         extras, k = Extras(merged_tokens=k), None
-    if output_scale is not None or prefix_scale is not None or suffix_scale is not None:
+    if not plain:
         extras = (extras or Extras())._replace(out_scale=output_scale, a_scale=prefix_scale, b_scale=suffix_scale)
-    inputs = (prefix_output, prefix_lse, suffix_output, suffix_lse)
-    if torch.compiler.is_compiling():
+    if torch.compiler.is_compiling() and output_group_scale is None:
         scales = {"prefix_scale": prefix_scale, "suffix_scale": suffix_scale}
         scales["tokens_with_context"] = None if extras is None else extras.merged_tokens
-        a, b, out = checks.lse_bases(OP, lse_base)
-        torch.ops.jitkern.merge_attn_states(
-            output, *inputs, output_lse, k, output_scale, **scales, base_a=a, base_b=b, base_out=out
-        )
-        return
-    if wants_gradient(*inputs) and extras is None:
-        _differentiable(output, output_lse, inputs, k, lse_base)
+        bases = checks.lse_bases(OP, lse_base)
+        named = dict(zip(("base_a", "base_b", "base_out"), bases, strict=True))
+        torch.ops.jitkern.merge_attn_states(output, *inputs, output_lse, k, output_scale, **scales, **named)
         return
     operands = (output, output_lse, *inputs)
-    pairwise.merge(OP, NAMES, "hn", *operands, k, lse_base, stream, backend, extras)
+    if output_group_scale is not None:
+        if extras != Extras():
+            raise ArgumentError(
+                f"{OP}: output_group_scale goes neither with other scales nor with a count on the device"
+            )
+        state = dict(zip(NAMES, operands, strict=True))
+        quantised.merge_quantised(state, output_group_scale, scale_ue8m0, k, lse_base, stream, backend)
+    elif extras is None and wants_gradient(*inputs):
+        _differentiable(output, output_lse, inputs, k, lse_base)
+    else:
+        pairwise.merge(OP, NAMES, "hn", *operands, k, lse_base, stream, backend, extras)
 
 
 def _differentiable(output: Any, output_lse: Any, inputs: tuple[Any, ...], k: int | None, lse_base: Any) -> None:

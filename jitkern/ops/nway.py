@@ -172,7 +172,7 @@ def _bind(
 
 
 def list_room(count: int) -> int:
-    """How many tensors the variant for a list of ``count`` has room for: the next power of two, so that few are made."""
+    """How many tensors the variant for a list of ``count`` has room for: a power of two, so that few are made."""
     if count > MAX_LIST:
         raise ArgumentError(f"{OP}: a list of {count} tensors; expected at most {MAX_LIST}, or one stacked tensor")
     return 1 if count == 1 else 1 << (count - 1).bit_length()

@@ -10,15 +10,15 @@ from jitkern.errors import ArgumentError
 from jitkern.loader import CPU
 from jitkern.ops import checks
 from jitkern.ops.pairwise_checks import Extras, check
+from jitkern.ops.recent import RecentCalls
 
 _LAYOUT = "6Pq5P12q2I4{}2i0P"  # struct MergeParams of kernels_src/merge_attn_states.cu; {}: f, or d beside float64
-_PATCH = "6Pq5P"
+_PATCH, _PATCH_MORE = "6Pq", "6Pq5P"
 MAX_THREADS = 128
 _MAX_BLOCK_Z = 64
 _MAX_GRID_Y = 65535
 _HEAD_SIZES = (64, 128, 256, 512)
 _NOTHING = Extras()
-_NO_ADDRESSES = (0, 0, 0, 0, 0)
 _WIDE_STRIDE = 1 << 32
 
 KERNEL = variants.register(
@@ -29,6 +29,7 @@ KERNEL = variants.register(
     )
 )
 _thread = checks.PerThread()
+_recent = RecentCalls()
 
 
 def merge(
@@ -58,7 +59,9 @@ def merge(
         lse_base, stream, backend: as in the public ops.
         extras: scales and control by the device.
     """
-    more: tuple[int, ...] = _NO_ADDRESSES
+    if extras is None and again(lse_layout, out, out_lse, a, a_lse, b, b_lse, merged_tokens, lse_base, stream, backend):
+        return
+    more: tuple[int, ...] = ()
     addresses: Any
     signature: Any
     try:
@@ -96,6 +99,9 @@ def merge(
         bound = _bind(op, state, lse_layout, (addresses or ()) + more, lse_base, stream, backend, extras or _NOTHING)
         _thread.keep(signature, bound)
     call, tokens = bound
+    if extras is None and call is not None:
+        tensors = (out, a, b, a_lse, b_lse) if out_lse is None else (out, a, b, a_lse, b_lse, out_lse)
+        _recent.remember((lse_layout, lse_base, backend, len(tensors)), tensors, _relations(*addresses), bound)
     if merged_tokens is None:
         merged_tokens = tokens
     elif not 0 <= merged_tokens <= tokens:
@@ -104,6 +110,44 @@ def merge(
         )
     if call is not None:
         launch.on(call, stream, *addresses, merged_tokens, *more)
+
+
+def _relations(out: int, out_lse: int, a: int, a_lse: int, b: int, b_lse: int) -> tuple[Any, ...]:
+    """What a bound call takes for granted of the addresses."""
+    low_bits = (out | a | b) & (variants.PACK_BYTES - 1)
+    return low_bits, out == a, out == b, out_lse == a_lse, out_lse == b_lse
+
+
+def again(
+    lse_layout: str,
+    out: Any,
+    out_lse: Any,
+    a: Any,
+    a_lse: Any,
+    b: Any,
+    b_lse: Any,
+    merged_tokens: Any,
+    lse_base: Any,
+    stream: Any,
+    backend: str,
+) -> bool:
+    """Launch if this is like one of the last few calls; says whether it was."""
+    tensors = (out, a, b, a_lse, b_lse) if out_lse is None else (out, a, b, a_lse, b_lse, out_lse)
+    options = (lse_layout, lse_base, backend, len(tensors))
+    for recent in _recent.entries:
+        if recent.options == options and recent.same(*tensors):
+            o, x, y, lx, ly = out.data_ptr(), a.data_ptr(), b.data_ptr(), a_lse.data_ptr(), b_lse.data_ptr()
+            lo = 0 if out_lse is None else out_lse.data_ptr()
+            if recent.relations != _relations(o, lo, x, lx, y, ly):
+                continue
+            call, tokens = recent.call
+            if merged_tokens is None:
+                merged_tokens = tokens
+            elif type(merged_tokens) is not int or not 0 <= merged_tokens <= tokens:
+                return False
+            launch.on(call, stream, o, lo, x, lx, y, ly, merged_tokens)
+            return True
+    return False
 
 
 def _bind(
@@ -126,7 +170,7 @@ def _bind(
     if max(tokens, heads) >= 1 << 31:
         raise ArgumentError(f"{op}: {tokens} tokens and {heads} heads; a call takes less than 2^31 of either")
     device = checks.device_number(out.device)
-    pack = min(_pack_of(value, d) for value in (out, a, b))
+    pack = min(pack_of(value, d) for value in (out, a, b))
     holes: dict[str, int | str] = {
         "d": d,
         "out": "" if out.dtype == a.dtype else dtypes.resolve(out.dtype).cuda,
@@ -141,7 +185,7 @@ def _bind(
     values = [
         *addresses[:6],
         tokens,
-        *addresses[6:],
+        *(addresses[6:] or (0, 0, 0, 0, 0)),
         *(stride for value in (out, a, b) for stride in value.stride()[:2]),
         *(stride for value in (out_lse, a_lse, b_lse) for stride in lse_strides(value, transposed)),
         tokens,
@@ -156,10 +200,11 @@ def _bind(
     grid, block = geometry(tokens, heads, d // pack, device)
     layout = _LAYOUT.format("d" if variant.dtype == "f64" else "f")
     work = tokens * heads * d * (2 * a.element_size() + out.element_size())
-    return launch.Call(function, grid, block, layout, values, _PATCH, work=work, pdl=True), tokens
+    patch = _PATCH_MORE if len(addresses) > 6 else _PATCH
+    return launch.Call(function, grid, block, layout, values, patch, work=work, pdl=True), tokens
 
 
-def _pack_of(value: Any, d: int) -> int:
+def pack_of(value: Any, d: int) -> int:
     """Elements of the widest access that an operand's address and strides allow."""
     size = value.element_size()
     strides = [stride * size for stride, n in zip(value.stride()[:2], value.shape[:2], strict=True) if n > 1]

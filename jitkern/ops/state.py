@@ -6,7 +6,6 @@ from typing import Any
 
 import torch
 
-from jitkern import launch
 from jitkern.errors import ArgumentError
 from jitkern.ops import checks, pairwise
 from jitkern.ops.pairwise_checks import Extras
@@ -56,7 +55,9 @@ def _into(target: Any, value: Any) -> Any:
 
 def wants_gradient(*operands: Any) -> bool:
     """Whether autograd is on and a tensor among the operands requires a gradient."""
-    return launch.gradient_wanted(*(x for x in operands if isinstance(x, torch.Tensor)))
+    if not torch.is_grad_enabled():
+        return False
+    return any(isinstance(x, torch.Tensor) and x.requires_grad for x in operands)
 
 
 def merge_state_in_place(
