@@ -288,7 +288,7 @@ def test_a_reader_that_saw_damage_leaves_the_good_entry_that_took_its_place(here
 def test_a_root_that_vanishes_during_a_publish_is_made_again(here, compiler, heard, monkeypatch):
     from jitkern.cache import files
 
-    write, removed = files.write, []
+    write, removed = files.write, list[Any]()
 
     def write_and_lose(path, *arguments, **more):
         if path.name == manifest.NAME and not removed:
