@@ -131,7 +131,8 @@ def rebuild(variant: Variant, text: Text, reason: str) -> bytes:
         mine = store()
         if mine is not None:
             mine.reject(key, reason)
-        _kept.pop(key.digest, None)
+        with _guard:
+            _kept.pop(key.digest, None)
         _allow_compile(variant)
         return _compile(variant, text, key)
 
@@ -197,9 +198,10 @@ def _compile(variant: Variant, text: Text, key: cache.Key) -> bytes:
         with _ongoing.one(), events.SlowNotice(f"compiling {variant.name}", lambda: why(variant, text).short):
             artifact = compiler.compile(variant, text)
     except CompileError as error:  # it would come again: remember it instead of compiling again
-        _remember(_failed, key.digest, error)
-        while len(_failed) > _MOST_FAILURES:
-            _failed.popitem(last=False)
+        with _guard:
+            _failed[key.digest] = error
+            while len(_failed) > _MOST_FAILURES:
+                _failed.popitem(last=False)
         raise
     seconds = time.perf_counter() - start
     place = store()
@@ -217,14 +219,10 @@ def _compile(variant: Variant, text: Text, key: cache.Key) -> bytes:
     if place is not None and not artifact.stale:
         published = place.publish(key, artifact.binary, compiler.binary_name, text.flat, meta)
     if published is None and not artifact.stale:
-        _remember(_kept, key.digest, artifact.binary)
-        while sum(map(len, _kept.values())) > _KEPT_BYTES and len(_kept) > 1:
-            _kept.popitem(last=False)
+        with _guard:
+            _kept[key.digest] = artifact.binary
+            while sum(map(len, _kept.values())) > _KEPT_BYTES and len(_kept) > 1:
+                _kept.popitem(last=False)
     # Last, so that a listener that asks for the variant finds it.
     events.report("compiled", variant.name, seconds, variant.backend)
     return artifact.binary
-
-
-def _remember(memory: OrderedDict[str, Any], digest: str, value: Any) -> None:
-    memory[digest] = value
-    memory.move_to_end(digest)

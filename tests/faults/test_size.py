@@ -3,12 +3,13 @@
 from __future__ import annotations
 
 import os
+import sys
 import time
 from pathlib import Path
 
 import pytest
 
-from jitkern import binaries, cache, compilers, events, loader, settings
+from jitkern import binaries, cache, compilers, events, loader, pool, settings, sources
 from jitkern.cache import eviction
 from tests.faults import harness, injected
 from tests.faults.conftest import the_store
@@ -139,6 +140,21 @@ def test_old_locks_and_leftovers_are_swept_by_a_publish(here, quick, monkeypatch
     loader.obtain(injected.variant(1), injected.TEXT)
     assert [path.name for path in old if path.exists()] == []
     assert young.exists()
+
+
+def test_many_threads_without_a_disk(here, monkeypatch):
+    monkeypatch.setattr(compilers, "get", lambda backend: injected.Compiler(size=250_000))
+    monkeypatch.setattr(sources, "shipped", lambda name: injected.TEXT)
+    monkeypatch.setattr(binaries, "_KEPT_BYTES", 1 << 24)
+    before = sys.getswitchinterval()
+    sys.setswitchinterval(1e-6)
+    try:
+        with settings.override(cache_dir=Path("/proc/none")):
+            binaries.forget()
+            outcomes = pool.compile_all(map(injected.variant, range(600)), jobs=16)
+    finally:
+        sys.setswitchinterval(before)
+    assert {item.how for item in outcomes} == {"compiled"}
 
 
 def test_a_thousand_texts_in_memory_are_bounded(here, quick, monkeypatch):
