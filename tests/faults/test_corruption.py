@@ -114,7 +114,11 @@ def compiler(monkeypatch: pytest.MonkeyPatch) -> injected.Compiler:
     return found
 
 
-def test_random_damage_is_never_loaded_always_repaired_and_told_once(here, compiler, heard, record_property):
+@pytest.mark.timeout(1200)
+def test_random_damage_is_never_loaded_always_repaired_and_told_once(
+    here, compiler, heard, record_property, monkeypatch
+):
+    monkeypatch.setattr(os, "fsync", lambda descriptor: None)  # nothing here is about flushing, and disks are slow
     draw, kinds = random.Random(harness.SEED), Counter[str]()
     variant, other = injected.variant(1), injected.variant(2)
     key, other_key = (compilers.key_of(v, injected.TEXT) for v in (variant, other))
