@@ -11,6 +11,7 @@ import json
 import pathlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
 from jitkern import bench
@@ -99,6 +100,7 @@ def _cache(arguments: argparse.Namespace) -> int:
     return 0
 
 
+<<<<<<< HEAD
 def _bundle(arguments: argparse.Namespace) -> int:
     from jitkern import bundle
 
@@ -126,6 +128,16 @@ def _why(arguments: argparse.Namespace) -> int:
     return 0 if all(item.state == "cached" for item in found) else 1
 
 
+=======
+def _bench(arguments: argparse.Namespace) -> int:
+    from jitkern.benches import merge
+
+    result = merge.run(arguments)
+    _print(result, arguments.json, merge.text(result))
+    return 0
+
+
+>>>>>>> main
 def _show(arguments: argparse.Namespace) -> int:
     from jitkern import sources
 
@@ -202,7 +214,22 @@ def _parser() -> argparse.ArgumentParser:
     _name_variants(
         command("why", _why, "say why variants are not in the cache", "jitkern why merge_attn_states --dtype bf16")
     )
+<<<<<<< HEAD
     _add_cache(command("cache", _cache, "look at the disk cache, clear it, carry it", "jitkern cache list"))
+=======
+    cache = command("cache", _cache, "look at the disk cache or clear it", "jitkern cache list")
+    cache.add_argument("action", choices=("path", "list", "size", "clear"))
+    compare = command(
+        "bench", _bench, "compare with the public kernels that are installed", "jitkern bench merge --out merge.csv"
+    )
+    compare.add_argument("what", choices=("merge",))
+    compare.add_argument("--out", type=Path, help="a CSV file; plots go beside it, where matplotlib is installed")
+    compare.add_argument(
+        "--peers", default="jitkern,sglang,triton,eager,flashinfer", help="default: all; also: compile"
+    )
+    compare.add_argument("--shapes", choices=("baseline", "grid"), default="baseline")
+    compare.add_argument("--repeats", type=int, default=7)
+>>>>>>> main
     show = command("show", _show, "print a kernel's flattened text", "jitkern show merge_attn_states")
     show.add_argument("kernel", nargs="?", help="a kernel; default: list them")
     return parser

@@ -117,7 +117,12 @@ def _probe(device: str, backend: str) -> Callable[[], str]:
         if not (torch.all(out == 2) and torch.allclose(out_lse, torch.full_like(lse, 0.6931472))):
             raise JitkernError(f"the probe ran on {device} and gave a wrong result")
         variant = Variant(
-            "merge_attn_states", "bf16", 8, "cpu" if device == "cpu" else driver.target(0), (("d", 64),), backend
+            "merge_attn_states",
+            "bf16",
+            8,
+            "cpu" if device == "cpu" else driver.target(0),
+            (("d", 64), ("dense", 2)),
+            backend,
         )
         function = loader.get(variant, loader.CPU if device == "cpu" else 0)
         return f"merge_attn_states compiled, launched and checked ({function.how}, {function.seconds * 1000:.0f} ms)"

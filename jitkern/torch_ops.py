@@ -6,7 +6,6 @@ look-up of variants happens inside the op, where nothing is traced.
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -42,36 +41,41 @@ def _merge_attn_states(
     suffix_lse: Any,
     output_lse: Any = None,
     prefill_tokens_with_context: int | None = None,
-    output_scale: Any = None,
-    *,
-    prefix_scale: Any = None,
-    suffix_scale: Any = None,
-    tokens_with_context: Any = None,
-    base_a: float = math.e,
-    base_b: float = math.e,
-    base_out: float = math.e,
 ) -> None:
     operands = (output, output_lse, prefix_output, prefix_lse, suffix_output, suffix_lse)
-    given = (output_scale, prefix_scale, suffix_scale, tokens_with_context)
-    extras = None if given == (None, None, None, None) else Extras(*given[:3], merged_tokens=given[3])
-    bases = (base_a, base_b, base_out)
-    pairwise.merge(OP, NAMES, "hn", *operands, prefill_tokens_with_context, bases, None, "auto", extras)
+    pairwise.merge(OP, NAMES, "hn", *operands, prefill_tokens_with_context, "e", None, "auto")
 
 
-def _merge_attn_states_fake(output: Any, prefix_output: Any, *_: Any, **__: Any) -> None:
+def _merge_attn_states_fake(output: Any, prefix_output: Any, *_: Any) -> None:
     torch._check(
         output.shape == prefix_output.shape,
         lambda: f"{OP}: output has shape {list(output.shape)}, prefix_output {list(prefix_output.shape)}",
     )
 
 
+_OPERANDS = (
+    "Tensor(a!) output, Tensor prefix_output, Tensor prefix_lse, Tensor suffix_output, Tensor suffix_lse,"
+    " Tensor(b!)? output_lse"
+)
+# What almost every call is: an op with few arguments costs less.
 _register(
-    "merge_attn_states(Tensor(a!) output, Tensor prefix_output, Tensor prefix_lse, Tensor suffix_output,"
-    " Tensor suffix_lse, Tensor(b!)? output_lse=None, int? prefill_tokens_with_context=None,"
-    " Tensor? output_scale=None, *, Tensor? prefix_scale=None, Tensor? suffix_scale=None,"
-    f" Tensor? tokens_with_context=None, float base_a={math.e!r}, float base_b={math.e!r},"
-    f" float base_out={math.e!r}) -> ()",
+    f"merge_attn_states({_OPERANDS}=None, int? prefill_tokens_with_context=None) -> ()",
     _merge_attn_states,
+    _merge_attn_states_fake,
+)
+
+
+def _merge_attn_states_with(*arguments: Any) -> None:
+    output, a, a_lse, b, b_lse, output_lse, k, k_on_device, out_scale, a_scale, b_scale, *bases = arguments
+    extras = Extras(out_scale, a_scale, b_scale, merged_tokens=k_on_device)
+    operands = (output, output_lse, a, a_lse, b, b_lse)
+    pairwise.merge(OP, NAMES, "hn", *operands, k, tuple(bases), None, "auto", extras)
+
+
+_register(
+    f"merge_attn_states_with({_OPERANDS}, int? prefill_tokens_with_context, Tensor? tokens_with_context,"
+    f" Tensor? output_scale, Tensor? prefix_scale, Tensor? suffix_scale, {_BASES}) -> ()",
+    _merge_attn_states_with,
     _merge_attn_states_fake,
 )
 

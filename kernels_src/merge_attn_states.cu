@@ -12,7 +12,8 @@
 // Bytes moved: tokens * heads * (D (2 sizeof(T) + sizeof(Out)) + 12).
 //
 // Holes (-D): JITKERN_ENTRY, JITKERN_T (inputs), JITKERN_PACK, JITKERN_D (head size), and with defaults JITKERN_OUT
-// (output, else T), JITKERN_STRIDE (32, or 64), JITKERN_CONTROL (1: the device says what happens to each token).
+// (output, else T), JITKERN_DENSE (1: everything is contiguous, L [tokens, heads]; 2: L [heads, tokens]; 0: strides are
+// read), JITKERN_STRIDE (32, or 64), JITKERN_CONTROL (1: the device says what happens to each token).
 #include "include/merge.cuh"
 #include "include/pack.cuh"
 
@@ -25,6 +26,9 @@
 #ifndef JITKERN_STRIDE
 #define JITKERN_STRIDE 32
 #endif
+#ifndef JITKERN_DENSE
+#define JITKERN_DENSE 0
+#endif
 #ifndef JITKERN_CONTROL
 #define JITKERN_CONTROL 0
 #endif
@@ -36,6 +40,7 @@ using Out = JITKERN_OUT;
 using A = Accumulator<T>::type;  // L has this type, too
 using Stride = Choose<JITKERN_STRIDE == 32, u32, u64>::type;
 
+constexpr bool kDense = JITKERN_DENSE != 0;
 constexpr int kD = JITKERN_D;
 constexpr int kPack = JITKERN_PACK;
 static_assert(kD > 0, "the head size must be positive");
@@ -47,6 +52,7 @@ constexpr int kLanes = JITKERN_ON_GPU ? (kPacks < kMaxThreads ? kPacks : kMaxThr
 constexpr bool kScaledIn = sizeof(T) == 1, kScaledOut = sizeof(Out) == 1;
 constexpr bool kSameType = SameType<T, Out>::value && !kScaledIn;
 
+// What every launch needs comes first: a kernel that reads little of its parameter block starts sooner.
 struct MergeParams {
   Out* out;
   A* out_lse;  // may be null
@@ -54,14 +60,7 @@ struct MergeParams {
   const A* a_lse;
   const T* b;
   const A* b_lse;
-  i64 merged_tokens;       // later ones are copied from b
-  const float* out_scale;  // for 8-bit types: one number each, on the device
-  const float* a_scale;
-  const float* b_scale;
-  const u8* row_op;                    // JITKERN_CONTROL: a RowOp for each token, or null
-  const i32* merged_tokens_on_device;  // JITKERN_CONTROL: takes the place of merged_tokens, or null
-  Row2 out_stride, a_stride, b_stride;
-  Row2 out_lse_stride, a_lse_stride, b_lse_stride;
+  i64 merged_tokens;  // later ones are copied from b
   u32 tokens, heads;
   A a_to_out;  // ln(base of a) / ln(base of the output)
   A b_to_out;
@@ -69,8 +68,26 @@ struct MergeParams {
   A e_to_out;
   i32 lse_aliased;     // out_lse is a_lse or b_lse
   i32 row_op_is_mask;  // any number but 0 means merge
+  const float* out_scale;  // for 8-bit types: one number each, on the device
+  const float* a_scale;
+  const float* b_scale;
+  const u8* row_op;                    // JITKERN_CONTROL: a RowOp for each token, or null
+  const i32* merged_tokens_on_device;  // JITKERN_CONTROL: takes the place of merged_tokens, or null
+  Row2 out_stride, a_stride, b_stride;  // these only where not JITKERN_DENSE
+  Row2 out_lse_stride, a_lse_stride, b_lse_stride;
 };
 static_assert(sizeof(MergeParams) == (sizeof(A) == 4 ? 224 : 240), "jitkern/ops/pairwise.py packs this block");
+
+// Offsets of a row in one of the operands.
+JITKERN_DEVICE u64 value_offset(const MergeParams& p, const Row2& stride, u32 t, u32 h) {
+  if constexpr (kDense) return (static_cast<u64>(t) * p.heads + h) * kD;
+  return offset<Stride>(stride, t, h);
+}
+JITKERN_DEVICE u64 lse_offset(const MergeParams& p, const Row2& stride, u32 t, u32 h) {
+  if constexpr (JITKERN_DENSE == 1) return static_cast<u64>(t) * p.heads + h;
+  if constexpr (JITKERN_DENSE == 2) return static_cast<u64>(h) * p.tokens + t;
+  return offset<Stride>(stride, t, h);
+}
 
 // What happens to a token before its L is looked at: `merge` leaves it to L.
 JITKERN_DEVICE Outcome control(const MergeParams& p, u32 token) {
@@ -159,14 +176,16 @@ JITKERN_KERNEL(jitkern::MergeParams, jitkern::kMaxThreads) {
   const bool inside = token < p.tokens && head < p.heads;
   const u32 t = inside ? token : 0;
   const u32 h = inside ? head : 0;
+  const int lane = static_cast<int>(threadIdx.x);
+  const A* const a_lse_at = p.a_lse + lse_offset(p, p.a_lse_stride, t, h);
+  const A* const b_lse_at = p.b_lse + lse_offset(p, p.b_lse_stride, t, h);
+  const T* const a = p.a + value_offset(p, p.a_stride, t, h);
+  const T* const b = p.b + value_offset(p, p.b_stride, t, h);
+  Out* const out = p.out + value_offset(p, p.out_stride, t, h);
   wait_for_predecessor();
 
-  A a_lse = p.a_lse[offset<Stride>(p.a_lse_stride, t, h)];
-  A b_lse = p.b_lse[offset<Stride>(p.b_lse_stride, t, h)];
-  const T* a = p.a + offset<Stride>(p.a_stride, t, h);
-  const T* b = p.b + offset<Stride>(p.b_stride, t, h);
-  Out* out = p.out + offset<Stride>(p.out_stride, t, h);
-  const int lane = static_cast<int>(threadIdx.x);
+  A a_lse = *a_lse_at;
+  A b_lse = *b_lse_at;
 #if JITKERN_ON_GPU
   // Both sides are loaded whatever L will say: waiting for L first would double the latency. What is not wanted is not
   // used.
@@ -196,6 +215,6 @@ JITKERN_KERNEL(jitkern::MergeParams, jitkern::kMaxThreads) {
   finish_row(outcome, f, quantise, a, b, out);
 #endif
   if (lane == 0 && p.out_lse) {
-    p.out_lse[offset<Stride>(p.out_lse_stride, t, h)] = lse_of(outcome, w, a_lse, b_lse, p.e_to_out);
+    p.out_lse[lse_offset(p, p.out_lse_stride, t, h)] = lse_of(outcome, w, a_lse, b_lse, p.e_to_out);
   }
 }

@@ -82,14 +82,17 @@ JITKERN_DEVICE void add_group(Running& r, const StatesParams& p, const Range& ra
   Slice slice[kAtOnce];
   JITKERN_UNROLL
   for (int j = 0; j < kAtOnce; ++j) {
-    const u32 i = from + j < range.count ? from + j : range.count - 1;  // load something that exists
-    lse[j] = *lse_cell(p.partials, p.rows, range.first + i, t, h);
-    slice[j] = load_slice(value_row(p.partials, p.rows, range.first + i, t, h), at);
+    lse[j] = minus_infinity<A>();
+    slice[j] = Slice{};
+    if (from + j < range.count) {  // the same for the whole row: no load waits for another
+      lse[j] = *lse_cell(p.partials, p.rows, range.first + from + j, t, h);
+      slice[j] = load_slice(value_row(p.partials, p.rows, range.first + from + j, t, h), at);
+    }
   }
   A top = r.top;
   JITKERN_UNROLL
   for (int j = 0; j < kAtOnce; ++j) {
-    lse[j] = from + j < range.count ? normal_lse(lse[j], p.in_to_out) : minus_infinity<A>();
+    lse[j] = normal_lse(lse[j], p.in_to_out);
     top = lse[j] > top ? lse[j] : top;
   }
   rescale(r, is_live(top) ? top : static_cast<A>(0), p.out_to_e);

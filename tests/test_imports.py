@@ -32,14 +32,18 @@ ORDER = (
     ("prepare",),
     ("ops",),
     ("torch_ops", "compat", "bench", "warm"),
-    ("doctor", "demo", "notebook"),
+    ("doctor", "demo", "notebook", "benches"),
     ("cli",),
     ("__main__",),
 )
 LEVELS = {f"jitkern.{name}": level for level, names in enumerate(ORDER) for name in names}
 LEVELS["jitkern"] = len(ORDER)
 # Packages: every module inside has the package's level, and they may import each other.
+<<<<<<< HEAD
 GROUPS = ("jitkern.cache", "jitkern.compilers", "jitkern.ops", "jitkern.compat")
+=======
+GROUPS = ("jitkern.compilers", "jitkern.ops", "jitkern.compat", "jitkern.benches")
+>>>>>>> main
 
 # Slow to import, often absent, and never a condition for `import jitkern`.
 FRAMEWORKS = {"torch", "cupy", "triton"}

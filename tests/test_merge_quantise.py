@@ -1,4 +1,4 @@
-"""Merging into 8-bit elements with a scale for each token or group, against torch's own conversion of the plain merge."""
+"""Merging into 8-bit elements with a scale for each token or group, against torch's conversion of the plain merge."""
 
 from __future__ import annotations
 

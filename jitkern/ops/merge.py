@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -74,11 +75,12 @@ def merge_attn_states(
     if not plain:
         extras = (extras or Extras())._replace(out_scale=output_scale, a_scale=prefix_scale, b_scale=suffix_scale)
     if torch.compiler.is_compiling() and output_group_scale is None:
-        scales = {"prefix_scale": prefix_scale, "suffix_scale": suffix_scale}
-        scales["tokens_with_context"] = None if extras is None else extras.merged_tokens
         bases = checks.lse_bases(OP, lse_base)
-        named = dict(zip(("base_a", "base_b", "base_out"), bases, strict=True))
-        torch.ops.jitkern.merge_attn_states(output, *inputs, output_lse, k, output_scale, **scales, **named)
+        if extras is None and bases == (math.e, math.e, math.e):
+            torch.ops.jitkern.merge_attn_states(output, *inputs, output_lse, k)
+            return
+        scales = (None if extras is None else extras.merged_tokens, output_scale, prefix_scale, suffix_scale)
+        torch.ops.jitkern.merge_attn_states_with(output, *inputs, output_lse, k, *scales, *bases)
         return
     operands = (output, output_lse, *inputs)
     if output_group_scale is not None:

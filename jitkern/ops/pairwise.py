@@ -12,8 +12,8 @@ from jitkern.ops import checks
 from jitkern.ops.pairwise_checks import Extras, check
 from jitkern.ops.recent import RecentCalls
 
-_LAYOUT = "6Pq5P12q2I4{}2i0P"  # struct MergeParams of kernels_src/merge_attn_states.cu; {}: f, or d beside float64
-_PATCH, _PATCH_MORE = "6Pq", "6Pq5P"
+_LAYOUT = "6Pq2I4{0}2i5P12q0P"  # struct MergeParams of kernels_src/merge_attn_states.cu; {0}: f, or d beside float64
+_PATCH = "6Pq"
 MAX_THREADS = 128
 _MAX_BLOCK_Z = 64
 _MAX_GRID_Y = 65535
@@ -24,8 +24,13 @@ _WIDE_STRIDE = 1 << 32
 KERNEL = variants.register(
     variants.Kernel(
         "merge_attn_states",
-        {"d": None, "out": "", "stride": 32, "control": 0},
-        tuple((tag, pack, (("d", d),)) for tag, pack in (("f32", 4), ("f16", 8), ("bf16", 8)) for d in _HEAD_SIZES),
+        {"d": None, "dense": 0, "out": "", "stride": 32, "control": 0},
+        tuple(
+            (tag, pack, (("d", d), ("dense", dense)))
+            for tag, pack in (("f32", 4), ("f16", 8), ("bf16", 8))
+            for d in _HEAD_SIZES
+            for dense in (1, 2)
+        ),
     )
 )
 _thread = checks.PerThread()
@@ -89,7 +94,7 @@ def merge(
         if extras is not None:
             more = tuple(0 if x is None else x.data_ptr() for x in extras.tensors)
             signature += tuple(None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in extras.tensors)
-            signature += (extras.row_op_is_mask,)
+            signature += (extras.row_op_is_mask, more)  # their addresses are bound; the states' are not
         bound = _thread.calls.get(signature)
     except (AttributeError, TypeError):  # something is no tensor, or cannot be hashed: the checks say what
         addresses = signature = bound = None
@@ -109,7 +114,7 @@ def merge(
             f"{op}: prefill_tokens_with_context={merged_tokens}; expected 0 to {tokens}, the number of tokens"
         )
     if call is not None:
-        launch.on(call, stream, *addresses, merged_tokens, *more)
+        launch.on(call, stream, *addresses, merged_tokens)
 
 
 def _relations(out: int, out_lse: int, a: int, a_lse: int, b: int, b_lse: int) -> tuple[Any, ...]:
@@ -173,6 +178,7 @@ def _bind(
     pack = min(pack_of(value, d) for value in (out, a, b))
     holes: dict[str, int | str] = {
         "d": d,
+        "dense": _dense(state, lse_layout),
         "out": "" if out.dtype == a.dtype else dtypes.resolve(out.dtype).cuda,
         "stride": 64 if is_wide(*state.values()) else 32,
         "control": int(extras.row_op is not None or extras.merged_tokens is not None),
@@ -185,9 +191,6 @@ def _bind(
     values = [
         *addresses[:6],
         tokens,
-        *(addresses[6:] or (0, 0, 0, 0, 0)),
-        *(stride for value in (out, a, b) for stride in value.stride()[:2]),
-        *(stride for value in (out_lse, a_lse, b_lse) for stride in lse_strides(value, transposed)),
         tokens,
         heads,
         base_ratio(bases[0], bases[2]),
@@ -196,12 +199,25 @@ def _bind(
         1 / to_e,
         int(addresses[1] in (addresses[3], addresses[5])),
         int(extras.row_op_is_mask),
+        *(addresses[6:] or (0, 0, 0, 0, 0)),
+        *(stride for value in (out, a, b) for stride in value.stride()[:2]),
+        *(stride for value in (out_lse, a_lse, b_lse) for stride in lse_strides(value, transposed)),
     ]
     grid, block = geometry(tokens, heads, d // pack, device)
     layout = _LAYOUT.format("d" if variant.dtype == "f64" else "f")
     work = tokens * heads * d * (2 * a.element_size() + out.element_size())
-    patch = _PATCH_MORE if len(addresses) > 6 else _PATCH
-    return launch.Call(function, grid, block, layout, values, patch, work=work, pdl=True), tokens
+    return launch.Call(function, grid, block, layout, values, _PATCH, work=work, pdl=True), tokens
+
+
+def _dense(state: dict[str, Any], lse_layout: str) -> int:
+    """1: all contiguous and L in memory as [tokens, heads]; 2: as [heads, tokens]; 0: anything else."""
+    out, out_lse, a, a_lse, b, b_lse = state.values()
+    logs = [x if lse_layout == "nh" else x.T for x in (a_lse, b_lse, out_lse) if x is not None]
+    if not all(x.is_contiguous() for x in (out, a, b)):
+        return 0
+    if all(x.is_contiguous() for x in logs):
+        return 1
+    return 2 if all(x.T.is_contiguous() for x in logs) else 0
 
 
 def pack_of(value: Any, d: int) -> int:

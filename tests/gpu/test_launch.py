@@ -153,7 +153,9 @@ def test_loading_in_one_thread_leaves_a_capture_in_another_valid() -> None:
     torch.cuda.synchronize()
     with ThreadPoolExecutor(1) as pool, torch.cuda.graph(graph):
         marker.add_(1)
-        pool.submit(jitkern.warmup, "merge_attn_states", dtype="f16", pack=8, d=states.shape[2], device=0).result()
+        pool.submit(
+            jitkern.warmup, "merge_attn_states", dtype="f16", pack=8, d=states.shape[2], dense=2, device=0
+        ).result()
         marker.add_(1)
     graph.replay()
     merge_into(out, lse, states)
@@ -199,7 +201,7 @@ def test_one_kernel_with_a_name_that_profilers_show(states: States) -> None:
         merge_into(out, lse, states)
         torch.cuda.synchronize()
     names = [event.key for event in profile.key_averages() if "jitkern" in event.key]
-    assert names == ["jitkern_merge_attn_states_bf16_p8_d128"]
+    assert names == ["jitkern_merge_attn_states_bf16_p8_d128_dense2"]
 
 
 def test_eight_threads_cold_at_once() -> None:

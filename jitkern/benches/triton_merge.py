@@ -8,7 +8,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit
+@triton.jit  # type: ignore[untyped-decorator, unused-ignore]
 def _kernel(out, out_lse, a, a_lse, b, b_lse, heads, d: tl.constexpr, block: tl.constexpr):  # type: ignore[no-untyped-def]
     row = tl.program_id(0) * heads + tl.program_id(1)
     at = tl.arange(0, block)

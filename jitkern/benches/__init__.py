@@ -1,0 +1,1 @@
+"""The comparisons that ``jitkern bench`` runs: this package beside the public kernels that are installed."""
