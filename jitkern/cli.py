@@ -8,7 +8,6 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
-import pathlib
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -100,7 +99,6 @@ def _cache(arguments: argparse.Namespace) -> int:
     return 0
 
 
-<<<<<<< HEAD
 def _bundle(arguments: argparse.Namespace) -> int:
     from jitkern import bundle
 
@@ -128,7 +126,6 @@ def _why(arguments: argparse.Namespace) -> int:
     return 0 if all(item.state == "cached" for item in found) else 1
 
 
-=======
 def _bench(arguments: argparse.Namespace) -> int:
     from jitkern.benches import merge
 
@@ -137,7 +134,6 @@ def _bench(arguments: argparse.Namespace) -> int:
     return 0
 
 
->>>>>>> main
 def _show(arguments: argparse.Namespace) -> int:
     from jitkern import sources
 
@@ -174,8 +170,8 @@ def _add_cache(cache: argparse.ArgumentParser) -> None:
         ("verify", "check a bundle", "the public key that it must be signed with"),
     ):
         sub = actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
-        sub.add_argument("file", type=pathlib.Path, help="the bundle")
-        sub.add_argument("--key", type=pathlib.Path, help=key)
+        sub.add_argument("file", type=Path, help="the bundle")
+        sub.add_argument("--key", type=Path, help=key)
         if name == "export":
             sub.add_argument("--target", action="append", help="sm_XX or cpu, may be repeated; default: all")
             sub.add_argument("--pattern", default="*", help="which entries, for example 'merge_attn_states-bf16-*'")
@@ -214,11 +210,7 @@ def _parser() -> argparse.ArgumentParser:
     _name_variants(
         command("why", _why, "say why variants are not in the cache", "jitkern why merge_attn_states --dtype bf16")
     )
-<<<<<<< HEAD
     _add_cache(command("cache", _cache, "look at the disk cache, clear it, carry it", "jitkern cache list"))
-=======
-    cache = command("cache", _cache, "look at the disk cache or clear it", "jitkern cache list")
-    cache.add_argument("action", choices=("path", "list", "size", "clear"))
     compare = command(
         "bench", _bench, "compare with the public kernels that are installed", "jitkern bench merge --out merge.csv"
     )
@@ -229,7 +221,6 @@ def _parser() -> argparse.ArgumentParser:
     )
     compare.add_argument("--shapes", choices=("baseline", "grid"), default="baseline")
     compare.add_argument("--repeats", type=int, default=7)
->>>>>>> main
     show = command("show", _show, "print a kernel's flattened text", "jitkern show merge_attn_states")
     show.add_argument("kernel", nargs="?", help="a kernel; default: list them")
     return parser

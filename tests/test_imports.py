@@ -39,11 +39,7 @@ ORDER = (
 LEVELS = {f"jitkern.{name}": level for level, names in enumerate(ORDER) for name in names}
 LEVELS["jitkern"] = len(ORDER)
 # Packages: every module inside has the package's level, and they may import each other.
-<<<<<<< HEAD
-GROUPS = ("jitkern.cache", "jitkern.compilers", "jitkern.ops", "jitkern.compat")
-=======
-GROUPS = ("jitkern.compilers", "jitkern.ops", "jitkern.compat", "jitkern.benches")
->>>>>>> main
+GROUPS = ("jitkern.cache", "jitkern.compilers", "jitkern.ops", "jitkern.compat", "jitkern.benches")
 
 # Slow to import, often absent, and never a condition for `import jitkern`.
 FRAMEWORKS = {"torch", "cupy", "triton"}
