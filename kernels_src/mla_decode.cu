@@ -1,0 +1,61 @@
+// mla_decode: attention of a few query tokens over a paged latent cache, each request's keys in one or more pieces.
+//
+//   S = scale Q K^T    P = exp(S - max S)    O = P V / sum P    L = max S + log sum P    V = K[:, :kDV]
+//
+// Queries [batch, q_len, heads, kD], cache [pages, page size, KV heads, kD], result [batch, q_len, heads, kDV], L by
+// (batch, head, token), each with any strides whose last one is 1. The block table [batch, columns] gives the page of
+// every (1 << page_shift) tokens. A request's length counts its query tokens; with `causal` token t sees the keys before
+// length - (q_len - 1 - t). Keys on a page outside [0, pages) do not exist. Table entries that no key needs are not read.
+// A request in one piece gets O and L at once; else its pieces leave float partial results for mla_combine. Requests
+// without keys are mla_combine's. The plan (mla_plan) says which part does what.
+//
+// Launch: grid (tiles of kRows rows, parts, KV heads), block kThreads, sizeof(Shared) bytes of shared memory. A block
+// without work returns after one load.
+// Bytes moved: 2 kD a key, once for each tile (the tiles of a part run side by side and share the L2), Q and O.
+//
+// Holes (-D): JITKERN_ENTRY, JITKERN_T, JITKERN_D, JITKERN_DV; on a GPU also JITKERN_PACK (elements moved by one access
+// to Q and the cache), JITKERN_ROWS (16 or 32), JITKERN_CHUNKS (ring slots of 16 tokens), JITKERN_HELD (steps of 16
+// columns of Q kept in registers).
+#include "include/target.cuh"
+
+#if JITKERN_ON_GPU
+#include "include/mla_consumer.cuh"
+#include "include/mla_producer.cuh"
+
+JITKERN_EXPORT(jitkern::DecodeParams)
+
+JITKERN_KERNEL(jitkern::DecodeParams, jitkern::kThreads) {
+  using namespace jitkern;
+  extern __shared__ __align__(128) unsigned char dynamic_shared[];
+  Shared& s = *reinterpret_cast<Shared*>(dynamic_shared);
+  const Record record = p.plan.records[blockIdx.y];
+  if (record.begin_request == kIdle) return;
+  const int thread = static_cast<int>(threadIdx.x);
+  const i32 head_k = static_cast<i32>(blockIdx.z);
+  const i32 first = static_cast<i32>(blockIdx.x) * kRows;
+  const i32 last = min_of(first + kRows, p.group * p.q_len) - 1;
+
+  if (thread == 0) {
+    for (int i = 0; i < kChunks; ++i) {
+      barrier_init(shared_address(&s.full[i]), kFetchArrivals);
+      barrier_init(shared_address(&s.empty[i]), kConsumerWarps);
+    }
+    barrier_init(shared_address(&s.q_full), kFetchArrivals * kTiles);
+    barrier_init(shared_address(&s.q_empty), kConsumerWarps);
+#if __CUDA_ARCH__ >= 900
+    order_stores_before_bulk_copies();
+#endif
+  }
+  block_barrier();
+  if (thread >= kConsumers) produce(p, s, record, first, last, head_k, thread - kConsumers);
+  else consume(p, s, record, first, last, head_k, thread);
+}
+
+#else
+#include "include/mla_decode_cpu.cuh"
+
+JITKERN_KERNEL(jitkern::DecodeParams, 1) {
+  jitkern::decode_tile(p, static_cast<jitkern::i32>(blockIdx.x), static_cast<jitkern::i32>(blockIdx.y),
+                       static_cast<jitkern::i32>(blockIdx.z));
+}
+#endif
