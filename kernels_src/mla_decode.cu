@@ -15,8 +15,9 @@
 //
 // Holes (-D): JITKERN_ENTRY, JITKERN_T, JITKERN_D, JITKERN_DV; on a GPU also JITKERN_PACK (elements moved by one access
 // to Q and the cache), JITKERN_ROWS (16 or 32), JITKERN_CHUNKS (ring slots of 16 tokens), JITKERN_HELD (steps of 16
-// columns of Q kept in registers).
-#include "include/target.cuh"
+// columns of Q kept in registers). On the CPU JITKERN_ROWS alone, any number.
+// What both branches share comes first: a flattened text holds each header once.
+#include "include/mla_params.cuh"
 
 #if JITKERN_ON_GPU
 #include "include/mla_consumer.cuh"

@@ -1,8 +1,8 @@
 // mla_plan: share the keys of one decode step out among `parts` workers.
 //
 // In: lengths [batch] and, if given, the real number of requests, both on the device; later requests are pads.
-// Out, written whole on each call: records [parts], num_splits [capacity + 1], rows [capacity], order [capacity + 1],
-// split [parts] (include/mla_schedule.cuh says what each means). Nothing is carried from one call to the next.
+// Out, written whole on each call: records [all_parts], num_splits [capacity + 1], rows [capacity], order [capacity + 1],
+// split [all_parts] (include/mla_schedule.cuh says what each means). Nothing is carried from one call to the next.
 //
 // Two ways to cut. Even: with at most one piece a part, each request is cut into ceil(blocks / L) equal pieces, L the
 // smallest length (and at least `min_blocks`) for which the pieces fit; with more requests than parts, none is cut and
@@ -34,7 +34,8 @@ struct PlanParams {
   i32* order;
   i32* split;
   i32* scratch;  // 2 (capacity + 1) words
-  i32 batch, capacity, parts;
+  i32 batch, capacity;
+  i32 parts, all_parts;  // workers of this step; rows of `records` and `split`
   i32 min_blocks, request_cost, split_cost, slack;
 };
 
@@ -197,7 +198,7 @@ JITKERN_KERNEL(jitkern::PlanParams, jitkern::kThreads) {
   }
   const i32 all_pieces = static_cast<i32>(carry & 0xffffff);
   if (thread == 0) pieces[requests] = all_pieces;
-  for (i32 s = static_cast<i32>(carry >> 44) + thread; s < p.parts; s += kThreads) p.split[s] = -1;
+  for (i32 s = static_cast<i32>(carry >> 44) + thread; s < p.all_parts; s += kThreads) p.split[s] = -1;
   for (i32 r = requests + thread; r <= p.capacity; r += kThreads) p.order[r] = -1;
   block_barrier();
 
@@ -209,7 +210,7 @@ JITKERN_KERNEL(jitkern::PlanParams, jitkern::kThreads) {
     if (i < p.capacity && empty) p.rows[i] = kEmpty;
   }
 
-  for (i32 k = thread; k < p.parts; k += kThreads) {
+  for (i32 k = thread; k < p.all_parts; k += kThreads) {
     Record record{kIdle, kIdle, 0, 0, 0, 0, 0, 0};
     if (by_pieces && k < all_pieces) {
       const i32 rank = last_not_above(pieces, requests, k);
@@ -217,7 +218,7 @@ JITKERN_KERNEL(jitkern::PlanParams, jitkern::kThreads) {
       const i64 blocks_here = blocks_at(costs, rank);
       record = Record{request, request, static_cast<i32>(blocks_here * piece / n),
                       static_cast<i32>(blocks_here * (piece + 1) / n), piece, piece > 0, piece + 1 < n, rank};
-    } else if (!by_pieces && before(cuts[k], cuts[k + 1])) {
+    } else if (!by_pieces && k < p.parts && before(cuts[k], cuts[k + 1])) {
       const Cut begin = cuts[k], end = cuts[k + 1];
       const bool inside = end.block > 0;
       const i32 last = inside ? end.rank : end.rank - 1;

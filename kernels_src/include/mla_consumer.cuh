@@ -38,9 +38,12 @@ JITKERN_DEVICE void score(Scores& scores, const u32 (&held)[kHeld][4], const Sha
     for (int i = 0; i < kGroupTiles; ++i) load_matrices(b[i], keys + (step + i) * 32);
 #pragma unroll
     for (int i = 0; i < 2; ++i) {
-      u32 from_shared[4];
-      if (step + i >= kHeld) load_query_step(from_shared, s, me, step + i);
-      const u32(&a)[4] = step + i < kHeld ? held[step + i < kHeld ? step + i : 0] : from_shared;
+      u32 a[4];
+      if (step + i < kHeld) {
+        for (int e = 0; e < 4; ++e) a[e] = held[step + i < kHeld ? step + i : 0][e];
+      } else {
+        load_query_step(a, s, me, step + i);
+      }
       const int chain = (step + i) % kChains;
       if constexpr (kGroupTiles == 1) {
         multiply_add(sum[0][chain], a, b[0][2 * i], b[0][2 * i + 1], T{});

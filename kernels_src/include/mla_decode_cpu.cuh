@@ -3,9 +3,13 @@
 #pragma once
 #include "include/mla_params.cuh"
 
+#ifndef JITKERN_ROWS
+#define JITKERN_ROWS 32
+#endif
+
 namespace jitkern {
 
-constexpr int kRows = 32;
+constexpr int kRows = JITKERN_ROWS;
 
 struct RowState {
   float max, sum;  // max of the scores (in powers of two); sum of the weights relative to it

@@ -21,7 +21,7 @@
 #define JITKERN_CHUNKS (JITKERN_ROWS == 16 ? 11 : 10)
 #endif
 #ifndef JITKERN_HELD  // steps of Q that are kept in registers
-#define JITKERN_HELD (JITKERN_ROWS == 16 ? JITKERN_D / 16 : 18)
+#define JITKERN_HELD (JITKERN_ROWS == 16 ? 16 : 4)
 #endif
 
 namespace jitkern {

@@ -1,0 +1,257 @@
+"""``MLADecode``: attention of a few query tokens over a paged latent cache, for CUDA graphs of fixed capacity."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from jitkern import launch, loader, variants
+from jitkern.errors import ArgumentError
+from jitkern.loader import CPU
+from jitkern.ops import checks, mla_checks, mla_geometry, mla_plan
+from jitkern.variants import Variant
+
+OP = "MLADecode.run"
+_LAYOUT = "13P13q10i3fi"  # struct DecodeParams of kernels_src/include/mla_params.cuh
+_PATCH = "6P"
+_DIMS = ("d", "rows", "chunks")
+DECODE = variants.register(
+    variants.Kernel(
+        "mla_decode",
+        _DIMS,
+        tuple((tag, 8, (("d", 576), ("rows", rows), ("chunks", 12 - rows // 16))) for tag in ("bf16", "f16") for rows in (16, 32)),
+    )
+)
+COMBINE = variants.register(variants.Kernel("mla_combine", ("d",), tuple((tag, 4, (("d", 576),)) for tag in ("bf16", "f16"))))
+_ALL_THREADS = 1 << 40  # bytes of work that make a CPU kernel use all threads
+
+
+class MLADecode:
+    """MLA decode with a plan, for up to ``max_batch`` requests of up to ``max_q_len`` query tokens.
+
+    Everything is allocated, compiled and loaded here: later calls never allocate (when outputs are given), never wait
+    for the device, and always use the same addresses, so that they can be captured in CUDA graphs. One object serves one
+    step at a time; several steps under way at once need an object each.
+
+    Args:
+        max_batch: the most requests of a call. More raises before anything runs.
+        num_heads, num_heads_k: query heads, KV heads.
+        max_q_len: the most query tokens of a request.
+        dtype: ``torch.bfloat16`` or ``torch.float16``.
+        device: where all tensors are.
+        head_dim, head_dim_v: 576 or 512, and 512: the values are the first columns of the keys.
+        page_size: tokens of a page, a power of two.
+        empty_lse: L of a row that sees no key: ``+inf`` as FlashMLA has it, or ``-inf`` as merges like it.
+        num_parts: workers that share the keys; default: what the device has.
+        backend: ``auto``, ``nvrtc``, ``nvcc`` or ``cpu``.
+    """
+
+    def __init__(
+        self,
+        max_batch: int,
+        num_heads: int,
+        num_heads_k: int = 1,
+        max_q_len: int = 1,
+        dtype: Any = None,
+        device: Any = "cuda",
+        head_dim: int = 576,
+        head_dim_v: int = 512,
+        page_size: int = 64,
+        *,
+        empty_lse: float = math.inf,
+        num_parts: int | None = None,
+        tuning: Any = mla_plan.Tuning,
+        backend: str = "auto",
+    ) -> None:
+        import torch
+
+        self.max_batch, self.num_heads, self.num_heads_k, self.max_q_len = max_batch, num_heads, num_heads_k, max_q_len
+        self.dtype = torch.bfloat16 if dtype is None else dtype
+        self.head_dim, self.head_dim_v, self.page_size = head_dim, head_dim_v, page_size
+        mla_checks.shape("MLADecode", **{name: value for name, value in vars(self).items()})
+        if not math.isinf(empty_lse):
+            raise ArgumentError(f"MLADecode: empty_lse={empty_lse!r}; expected inf or -inf")
+        if num_parts is not None and not 1 <= num_parts <= mla_geometry.MAX_PARTS:
+            raise ArgumentError(f"MLADecode: num_parts={num_parts}; expected 1 to {mla_geometry.MAX_PARTS}, or None")
+        self.empty_lse = empty_lse
+        probe = torch.empty(0, device=device)
+        self.device = probe.device
+        self.backend = checks.backend_for("MLADecode", backend, self.device)
+        self._number = checks.device_number(self.device)
+        self._sizes = mla_geometry.device_of(self._number)
+        self._num_parts = num_parts
+        self._plan = mla_plan.Plan(max_batch, self.parts(1), self.device, tuning)
+        rows = max(mla_geometry.partial_rows(self.parts(n)) * n for n in range(1, max_q_len + 1)) * num_heads
+        self._partial_out = torch.empty((rows, head_dim_v), dtype=torch.float32, device=self.device)
+        self._partial_lse = torch.empty((rows,), dtype=torch.float32, device=self.device)
+        self._planned: tuple[int, int, int] | None = None
+        self._calls: dict[Any, tuple[launch.Call, launch.Call]] = {}
+        self._load()
+
+    def parts(self, q_len: int) -> int:
+        """Workers that share the keys when each request has ``q_len`` query tokens."""
+        if self._num_parts is not None:
+            return self._num_parts
+        return mla_geometry.parts(q_len * (self.num_heads // self.num_heads_k), self.num_heads_k, self.head_dim, self._sizes)
+
+    @property
+    def tile_scheduler_metadata(self) -> Any:
+        """The plan's records, [parts, 8] int32; the first seven words have FlashMLA's meaning. Always the same tensor."""
+        return self._plan.records
+
+    @property
+    def num_splits(self) -> Any:
+        """[max_batch + 1] int32: request i has ``num_splits[i + 1] - num_splits[i]`` pieces. Always the same tensor."""
+        return self._plan.num_splits
+
+    def plan(self, cache_seqlens: Any, num_requests: Any = None, *, q_len: int | None = None, stream: Any = None) -> int:
+        """Make the plan of a step from the lengths on the device, on the caller's stream.
+
+        It may be recorded in the graph of the step, or called before each replay: its buffers keep their addresses, and
+        all of them are written each time. Lengths may change afterwards as long as no request goes from 0 to some keys:
+        every key is then still attended to once, only the shares are uneven.
+
+        Args:
+            cache_seqlens: [batch] int32, each counting the request's query tokens; 0 for a pad.
+            num_requests: int32 tensor of one element: rows from this one on are pads, whatever their length.
+            q_len: query tokens of a request; default: ``max_q_len``.
+            stream: as everywhere.
+
+        Returns:
+            The plan's number, which :meth:`run` takes as ``plan`` to make sure that no other came in between.
+        """
+        op = mla_plan.OP
+        mla_checks.lengths(op, cache_seqlens, self.device)
+        mla_checks.count(op, num_requests, self.device)
+        q_len = self.max_q_len if q_len is None else q_len
+        batch = int(cache_seqlens.shape[0])
+        self._check_capacity(op, batch, q_len)
+        self._plan.make(cache_seqlens, num_requests, self.parts(q_len), stream)
+        generation = 1 if self._planned is None else self._planned[2] + 1
+        self._planned = (batch, q_len, generation)
+        return generation
+
+    def run(
+        self,
+        q: Any,
+        k_cache: Any,
+        block_table: Any,
+        cache_seqlens: Any,
+        softmax_scale: float | None = None,
+        causal: bool = False,
+        out: Any = None,
+        lse: Any = None,
+        lse_base: str | float = "e",
+        *,
+        plan: int | None = None,
+        stream: Any = None,
+    ) -> tuple[Any, Any]:
+        """Attend: ``out`` [batch, q_len, heads, head_dim_v] and ``lse`` [batch, heads, q_len] float32.
+
+        Rows without a visible key get O = 0 and L = ``empty_lse``. Requests beyond the planned batch are pads.
+
+        Args:
+            q: [batch, q_len, heads, head_dim], any strides, the last dimension contiguous.
+            k_cache: [pages, page_size, KV heads, head_dim], any strides, the last dimension contiguous.
+            block_table: [batch, columns] int32. Entries behind a request's last page are not read; keys on a page
+                outside the cache (-1, say) are masked, as are those beyond the table's columns.
+            cache_seqlens: [batch] int32, as planned.
+            softmax_scale: default ``head_dim ** -0.5``.
+            causal: query token t sees the keys before ``length - (q_len - 1 - t)``.
+            out, lse: where the results go; any strides with the last dimension of ``out`` contiguous.
+            lse_base: base of ``lse``: ``"e"``, ``"2"``, ``"10"`` or a number.
+            plan: number of the plan that this run belongs to; a later plan of the same object then raises.
+            stream: as everywhere.
+        """
+        import torch
+
+        mla_checks.operands(OP, self, q, k_cache, block_table, cache_seqlens, out, lse)
+        batch, q_len = q.shape[:2]
+        self._check_capacity(OP, batch, q_len)
+        mla_checks.planned(OP, self._planned, batch, q_len, plan)
+        if out is None:
+            out = torch.empty((batch, q_len, self.num_heads, self.head_dim_v), dtype=self.dtype, device=self.device)
+        if lse is None:
+            lse = torch.empty((batch, self.num_heads, q_len), dtype=torch.float32, device=self.device)
+        if batch == 0 or q_len == 0:
+            return out, lse
+        operands = (out, lse, q, k_cache, block_table, cache_seqlens)
+        addresses = tuple(operand.data_ptr() for operand in operands)
+        aligned = (addresses[2] | addresses[3]) % 16, addresses[0] % 8
+        strides = tuple(operand.stride() for operand in operands[:5])
+        key = (batch, q_len, strides, k_cache.shape[0], block_table.shape[1], aligned, softmax_scale, causal, lse_base)
+        calls = self._calls.get(key)
+        if calls is None:
+            scale = self.head_dim**-0.5 if softmax_scale is None else float(softmax_scale)
+            base = checks.lse_base(OP, lse_base)
+            calls = self._keep(key, self._bind(operands, addresses, scale, bool(causal), base, stream))
+        for call in calls:
+            launch.on(call, stream, *addresses)
+        return out, lse
+
+    def _check_capacity(self, op: str, batch: int, q_len: int) -> None:
+        if batch > self.max_batch:
+            raise ArgumentError(f"{op}: {batch} requests; this object was made for at most {self.max_batch} (max_batch)")
+        if not 0 <= q_len <= self.max_q_len:
+            raise ArgumentError(f"{op}: {q_len} query tokens a request; this object was made for at most {self.max_q_len} (max_q_len)")
+
+    def _keep(self, key: Any, calls: tuple[launch.Call, launch.Call]) -> tuple[launch.Call, launch.Call]:
+        if len(self._calls) >= checks.PerThread.limit:
+            self._calls.clear()
+        self._calls[key] = calls
+        return calls
+
+    def _load(self) -> None:
+        """Make all kernels that well-aligned operands need ready."""
+        self._plan.load(self.backend)
+        for rows in {self._tile_rows(q_len) for q_len in (1, self.max_q_len)}:
+            self._decode(rows, variants.widest_pack(2, 0), None)
+        self._combine(None)
+
+    def _tile_rows(self, q_len: int) -> int:
+        return mla_geometry.tile_rows(q_len * (self.num_heads // self.num_heads_k), self.head_dim, self._sizes)
+
+    def _decode(self, rows: int, pack: int, stream: int | None) -> tuple[loader.Function, int]:
+        chunks = mla_geometry.ring_chunks(self.head_dim, rows, self._sizes.shared)
+        shared = 0 if self._number == CPU else mla_geometry.shared_bytes(self.head_dim, rows, chunks)
+        constants = (("d", self.head_dim), ("rows", rows), ("chunks", chunks))
+        variant = Variant(DECODE.name, checks.tag(self), pack, launch.target(self._number), constants, self.backend)
+        return loader.get(variant, self._number, stream, dynamic_shared=shared), shared
+
+    def _combine(self, stream: int | None) -> loader.Function:
+        constants = (("d", self.head_dim),)
+        variant = Variant(COMBINE.name, checks.tag(self), 4, launch.target(self._number), constants, self.backend)
+        return loader.get(variant, self._number, stream)
+
+    def _bind(
+        self, operands: tuple[Any, ...], addresses: tuple[int, ...], scale: float, causal: bool, base: float, stream: Any
+    ) -> tuple[launch.Call, launch.Call]:
+        """The two launches of a run, with everything but the operands' addresses fixed."""
+        out, lse, q, cache, table, _ = operands
+        batch, q_len, heads, _ = q.shape
+        group, parts = heads // self.num_heads_k, self.parts(q_len)
+        on_cpu = self._number == CPU
+        handle = None if on_cpu else launch.resolve_stream(stream, self._number)
+        read = [2 * stride for value in (q, cache) for stride, n in zip(value.stride()[:3], value.shape[:3], strict=True) if n > 1]
+        written = [2 * stride for stride, n in zip(out.stride()[:3], out.shape[:3], strict=True) if n > 1]
+        rows = self._tile_rows(q_len)
+        pack = 8 if on_cpu else variants.widest_pack(2, addresses[2], addresses[3], *read)
+        decode, shared = self._decode(rows, pack, handle)
+        lse_strides = lse.stride()
+        values = [
+            *(*addresses, self._partial_out.data_ptr(), self._partial_lse.data_ptr(), *mla_plan.view_addresses(self._plan)),
+            *(*out.stride()[:3], lse_strides[0], lse_strides[2], lse_strides[1], *q.stride()[:3]),
+            *(*cache.stride()[:3], table.stride(0)),
+            *(batch, q_len, self.num_heads_k, group),
+            *(table.shape[1], cache.shape[0], mla_geometry.page_shift(self.page_size), int(causal and q_len > 1)),
+            *(int(variants.widest_pack(2, addresses[0], *written) >= 4), parts),
+            *(scale * math.log2(math.e), math.log(2) / math.log(base), self.empty_lse, 0),
+        ]
+        tiles = -(-group * q_len // rows)
+        pairs = heads * q_len if on_cpu else -(-heads * q_len // mla_geometry.COMBINE_ROWS)
+        slots = min(batch, parts)
+        block, combine_block = ((1, 1, 1), (1, 1, 1)) if on_cpu else ((mla_geometry.THREADS, 1, 1), (256, 1, 1))
+        return (
+            launch.Call(decode, (tiles, parts, self.num_heads_k), block, _LAYOUT, values, _PATCH, shared, _ALL_THREADS),
+            launch.Call(self._combine(handle), (slots * pairs, 1, 1), combine_block, _LAYOUT, values, _PATCH, 0, _ALL_THREADS),
+        )
