@@ -51,17 +51,17 @@ struct Pieces {
 
 // The warp's lanes share the pieces out; every lane gets the result.
 JITKERN_DEVICE float joined_lse(const Pieces& pieces, int lane) {
-  float max = -__builtin_huge_valf();
+  float max = kMinusInfinity;
   for (i32 i = lane % kWarp; i < pieces.count; i += kWarp) {
     const float lse = pieces.lse[i * pieces.stride];
     max = lse > max ? lse : max;
   }
   max = warp_max(max);
-  const float shift = max == -__builtin_huge_valf() ? 0.0f : max;
+  const float shift = max == kMinusInfinity ? 0.0f : max;
   float sum = 0.0f;
   for (i32 i = lane % kWarp; i < pieces.count; i += kWarp) sum += exp2_fast(pieces.lse[i * pieces.stride] - shift);
   sum = warp_sum(sum);
-  return sum == 0.0f ? -__builtin_huge_valf() : shift + log2_fast(sum);
+  return sum == 0.0f ? kMinusInfinity : shift + log2_fast(sum);
 }
 
 struct Batch {  // kAhead pieces' columns, loaded together
@@ -87,7 +87,7 @@ JITKERN_DEVICE void join(const DecodeParams& p, i32 request, i32 head_k, i32 r, 
   const int first_column = lane * kPack;
   Batch batch = load_batch(pieces, 0, first_column);  // before L is known: it does not wait for it
   const float lse = joined_lse(pieces, lane);
-  if (lse == -__builtin_huge_valf()) return write_empty(p, request, row, lane);
+  if (lse == kMinusInfinity) return write_empty(p, request, row, lane);
   T* out = p.out + at(p.out_stride, request, row);
   for (int c = first_column; c < kDV; c += kLanes * kPack) {
     float sum[kPack] = {};

@@ -53,15 +53,14 @@ JITKERN_DEVICE void fetch_block(const DecodeParams& p, const Piece& piece, i32 h
 
 JITKERN_DEVICE void step(const DecodeParams& p, const float* q, i32 visible_here, const Workspace& w, RowState& state,
                          float* out) {
-  const float minus_infinity = -__builtin_huge_valf();
   float weights[kBlockTokens];
   float max = state.max;
   const i32 n = min_of(visible_here, kBlockTokens);
   for (i32 j = 0; j < n; ++j) {
-    weights[j] = w.reached[j] ? dot(q, w.keys[j]) * p.scale : minus_infinity;
+    weights[j] = w.reached[j] ? dot(q, w.keys[j]) * p.scale : kMinusInfinity;
     max = weights[j] > max ? weights[j] : max;
   }
-  const float shift = max == minus_infinity ? 0.0f : max;
+  const float shift = max == kMinusInfinity ? 0.0f : max;
   const float decay = __builtin_exp2f(state.max - shift);
   float sum = state.sum * decay;
   for (int c = 0; c < kDV; ++c) out[c] *= decay;
@@ -78,7 +77,7 @@ JITKERN_DEVICE void store_row(const DecodeParams& p, const Piece& piece, i32 hea
                               const float* out) {
   const bool empty = state.sum == 0.0f;
   const float inverse = empty ? 0.0f : 1.0f / state.sum;
-  const float lse = empty ? -__builtin_huge_valf() : state.max + __builtin_log2f(state.sum);
+  const float lse = empty ? kMinusInfinity : state.max + __builtin_log2f(state.sum);
   if (piece.partial_row == kDirect) {
     const Row row = row_of(p, head_k, r);
     T* to = p.out + at(p.out_stride, piece.request, row);
@@ -99,7 +98,7 @@ JITKERN_DEVICE void decode_tile(const DecodeParams& p, i32 tile, i32 part, i32 h
   for_each_piece(p, p.plan.records[part], first + rows - 1, [&](const Piece& piece) {
     for (i32 r = 0; r < rows; ++r) {
       widen_row(p.q + at(p.q_stride, piece.request, row_of(p, head_k, first + r)), w.q[r]);
-      w.state[r] = RowState{-__builtin_huge_valf(), 0.0f};
+      w.state[r] = RowState{kMinusInfinity, 0.0f};
       for (int c = 0; c < kDV; ++c) w.out[r][c] = 0.0f;
     }
     for (i32 block = piece.begin; block < piece.end; ++block) {

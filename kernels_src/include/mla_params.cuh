@@ -18,6 +18,7 @@ namespace jitkern {
 using T = JITKERN_T;
 constexpr int kD = JITKERN_D;    // a key
 constexpr int kDV = JITKERN_DV;  // a value: the first kDV columns of the same key
+constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xff800000u);
 static_assert(sizeof(T) == 2, "the latent cache is bf16 or f16");
 static_assert(kD % 32 == 0 && kDV % 64 == 0 && kDV <= kD, "columns are cut into steps of 32 and stripes of 64");
 

@@ -51,7 +51,6 @@ constexpr bool kBulk = JITKERN_PACK == 8 &&
 #else
                        false;
 #endif
-constexpr float kMinusInfinity = -__builtin_huge_valf();
 
 struct Shared {
   alignas(16) unsigned char q[kRows * kRowBytes];
