@@ -5,8 +5,9 @@
 // Requests of one piece were written by the decode and are left alone. A request without keys, a pad among them, gets
 // O = 0 and L = `empty_lse`. The order of the sum is that of the keys, so the result is the same to the bit on each run.
 //
-// Launch: grid (slots * tiles), slots = min(batch, parts), tiles = ceil(heads * q_len / kRowsPerBlock). Slot s joins the
-// s-th split request and clears the pads s, s + slots, ... Block: kRowsPerBlock rows of kLanes threads.
+// Launch: grid (slots * tiles), slots = min(batch, parts), tiles = ceil(heads * q_len / join_rows). Slot s joins the
+// s-th split request and clears the pads s, s + slots, ... A block takes join_rows rows one after the other; its warps
+// share a row's pieces, each warp adding up whole rows of kDV columns, and meet in shared memory.
 // Bytes moved: (4 kDV + 4) a piece and row of a split request, kDV sizeof(T) + 4 a row written.
 //
 // Holes (-D): JITKERN_ENTRY, JITKERN_T, JITKERN_D, JITKERN_DV.
@@ -18,9 +19,10 @@
 namespace jitkern {
 
 constexpr int kPack = 4;
-constexpr int kLanes = JITKERN_ON_GPU ? kDV / kPack : 1;
-constexpr int kRowsPerBlock = JITKERN_ON_GPU ? 2 : 1;
-constexpr int kAhead = 8;  // pieces whose loads are in flight together
+constexpr int kThreads = JITKERN_ON_GPU ? 256 : 1;
+constexpr int kWarps = kThreads / kWarp;
+constexpr int kLanePacks = kDV / (kPack * kWarp);  // packs of a row that one lane holds
+constexpr int kAhead = JITKERN_ON_GPU ? 4 : 1;     // pieces of a warp whose loads are in flight together
 
 #if !JITKERN_ON_GPU
 JITKERN_DEVICE float exp2_fast(float x) { return __builtin_exp2f(x); }
@@ -35,11 +37,11 @@ JITKERN_DEVICE void store_quad(const DecodeParams& p, T* to, const float (&x)[kP
     for (int e = 0; e < kPack; ++e) to[e] = pack.element[e];
 }
 
-JITKERN_DEVICE void write_empty(const DecodeParams& p, i32 request, Row row, int lane) {
+JITKERN_DEVICE void write_empty(const DecodeParams& p, i32 request, Row row, int thread) {
   T* out = p.out + at(p.out_stride, request, row);
   const float zeros[kPack] = {};
-  for (int c = lane * kPack; c < kDV; c += kLanes * kPack) store_quad(p, out + c, zeros);
-  if (lane == 0) p.lse[at(p.lse_stride, request, row)] = p.empty_lse;
+  for (int c = thread * kPack; c < kDV; c += kThreads * kPack) store_quad(p, out + c, zeros);
+  if (thread == 0) p.lse[at(p.lse_stride, request, row)] = p.empty_lse;
 }
 
 struct Pieces {
@@ -49,77 +51,98 @@ struct Pieces {
   i32 count;
 };
 
-// The warp's lanes share the pieces out; every lane gets the result.
+// Every warp finds L by itself: the lanes share the pieces out.
 JITKERN_DEVICE float joined_lse(const Pieces& pieces, int lane) {
   float max = kMinusInfinity;
-  for (i32 i = lane % kWarp; i < pieces.count; i += kWarp) {
+  for (i32 i = lane; i < pieces.count; i += kWarp) {
     const float lse = pieces.lse[i * pieces.stride];
     max = lse > max ? lse : max;
   }
   max = warp_max(max);
   const float shift = max == kMinusInfinity ? 0.0f : max;
   float sum = 0.0f;
-  for (i32 i = lane % kWarp; i < pieces.count; i += kWarp) sum += exp2_fast(pieces.lse[i * pieces.stride] - shift);
+  for (i32 i = lane; i < pieces.count; i += kWarp) sum += exp2_fast(pieces.lse[i * pieces.stride] - shift);
   sum = warp_sum(sum);
   return sum == 0.0f ? kMinusInfinity : shift + log2_fast(sum);
 }
 
-struct Batch {  // kAhead pieces' columns, loaded together
-  Pack<f32, kPack> out[kAhead];
+struct Batch {  // a lane's columns of kAhead pieces, loaded together
+  Pack<f32, kPack> out[kAhead][kLanePacks];
   float lse[kAhead];
 };
-JITKERN_DEVICE Batch load_batch(const Pieces& pieces, i32 start, int column) {
-  Batch batch;
+JITKERN_DEVICE void load_batch(Batch& batch, const Pieces& pieces, i32 first, int lane) {
   for (int i = 0; i < kAhead; ++i) {
-    const i64 row = min_of(start + i, pieces.count - 1) * pieces.stride;  // past the end: loaded, not used
-    batch.out[i] = load_pack<f32, kPack>(pieces.out + row * kDV + column);
+    if (first + i * kWarps >= pieces.count) break;
+    const i64 row = (first + i * kWarps) * pieces.stride;
     batch.lse[i] = pieces.lse[row];
+    for (int c = 0; c < kLanePacks; ++c)
+      batch.out[i][c] = load_pack<f32, kPack>(pieces.out + row * kDV + (c * kWarp + lane) * kPack);
   }
-  return batch;
 }
 
-JITKERN_DEVICE void join(const DecodeParams& p, i32 request, i32 head_k, i32 r, int lane) {
+using Sums = float[kWarps][kDV];
+
+// This warp's share of the sum over the pieces: pieces `warp`, `warp` + kWarps, ...
+JITKERN_DEVICE float add_pieces(const Pieces& pieces, float (&sum)[kLanePacks][kPack], int warp, int lane) {
+  Batch batch;
+  load_batch(batch, pieces, warp, lane);  // before L is known: it does not wait for it
+  const float lse = joined_lse(pieces, lane);
+  for (i32 first = warp; first < pieces.count; first += kAhead * kWarps) {
+    if (first > warp) load_batch(batch, pieces, first, lane);
+    for (int i = 0; i < kAhead; ++i) {
+      if (first + i * kWarps >= pieces.count) break;
+      const float weight = lse == kMinusInfinity ? 0.0f : exp2_fast(batch.lse[i] - lse);
+      for (int c = 0; c < kLanePacks; ++c)
+        for (int e = 0; e < kPack; ++e) sum[c][e] += weight * batch.out[i][c].element[e];
+    }
+  }
+  return lse;
+}
+
+JITKERN_DEVICE void join(const DecodeParams& p, i32 request, i32 head_k, i32 r, Sums& sums, int thread) {
+  const int warp = thread / kWarp, lane = thread % kWarp;
   const i64 first = partial_at(p, p.plan.rows[request], head_k, r);
   const Pieces pieces{p.partial_lse + first, p.partial_out + first * kDV,
                       static_cast<i64>(p.heads_k) * p.group * p.q_len,
                       p.plan.num_splits[request + 1] - p.plan.num_splits[request]};
+  float sum[kLanePacks][kPack] = {};
+  const float lse = add_pieces(pieces, sum, warp, lane);
   const Row row = row_of(p, head_k, r);
-  const int first_column = lane * kPack;
-  Batch batch = load_batch(pieces, 0, first_column);  // before L is known: it does not wait for it
-  const float lse = joined_lse(pieces, lane);
-  if (lse == kMinusInfinity) return write_empty(p, request, row, lane);
+  for (int c = 0; c < kLanePacks; ++c)
+    for (int e = 0; e < kPack; ++e) sums[warp][(c * kWarp + lane) * kPack + e] = sum[c][e];
+  block_barrier();
   T* out = p.out + at(p.out_stride, request, row);
-  for (int c = first_column; c < kDV; c += kLanes * kPack) {
-    float sum[kPack] = {};
-    for (i32 start = 0; start < pieces.count; start += kAhead) {
-      if (start > 0 || c > first_column) batch = load_batch(pieces, start, c);
-      for (int i = 0; i < kAhead; ++i) {
-        const float weight = start + i < pieces.count ? exp2_fast(batch.lse[i] - lse) : 0.0f;
-        for (int e = 0; e < kPack; ++e) sum[e] += weight * batch.out[i].element[e];
-      }
-    }
-    store_quad(p, out + c, sum);
+  const int warps = min_of(kWarps, pieces.count);
+  for (int c = thread * kPack; c < kDV; c += kThreads * kPack) {
+    float total[kPack] = {};
+    for (int w = 0; w < warps; ++w)
+      for (int e = 0; e < kPack; ++e) total[e] += sums[w][c + e];
+    store_quad(p, out + c, total);
   }
-  if (lane == 0) p.lse[at(p.lse_stride, request, row)] = lse * p.lse_unit;
+  if (thread == 0) p.lse[at(p.lse_stride, request, row)] = lse == kMinusInfinity ? p.empty_lse : lse * p.lse_unit;
+  block_barrier();  // before the sums are used for the next row
 }
 
 }  // namespace jitkern
 
 JITKERN_EXPORT(jitkern::DecodeParams)
 
-JITKERN_KERNEL(jitkern::DecodeParams, jitkern::kLanes* jitkern::kRowsPerBlock) {
+JITKERN_KERNEL(jitkern::DecodeParams, jitkern::kThreads) {
   using namespace jitkern;
-  const i32 rows_k = p.group * p.q_len;
-  const i32 tiles = ceil_div(rows_k * p.heads_k, kRowsPerBlock);
+  JITKERN_SHARED Sums sums;
+  const int thread = static_cast<int>(threadIdx.x);
+  const i32 rows_k = p.group * p.q_len, rows = rows_k * p.heads_k;
+  const i32 tiles = ceil_div(rows, p.join_rows);
   const i32 slot = static_cast<i32>(blockIdx.x / static_cast<u32>(tiles));
   const i32 slots = static_cast<i32>(gridDim.x / static_cast<u32>(tiles));
-  const i32 row = (static_cast<i32>(blockIdx.x) - slot * tiles) * kRowsPerBlock + static_cast<i32>(threadIdx.x) / kLanes;
-  if (row >= rows_k * p.heads_k) return;
-  const int lane = static_cast<int>(threadIdx.x) % kLanes;
-  const i32 head_k = row / rows_k, r = row - head_k * rows_k;
-
-  const i32 split = slot < p.parts ? p.plan.split[slot] : -1;
-  for (i32 request = slot; request < p.batch; request += slots)
-    if (p.plan.rows[request] == kEmpty) write_empty(p, request, row_of(p, head_k, r), lane);
-  if (split >= 0 && split < p.batch) join(p, split, head_k, r, lane);
+  const i32 first = (static_cast<i32>(blockIdx.x) - slot * tiles) * p.join_rows;
+  const i32 last = min_of(first + p.join_rows, rows);
+  const i32 split = p.plan.split[slot];
+  for (i32 request = slot; request < p.batch; request += slots) {
+    if (p.plan.rows[request] != kEmpty) continue;
+    for (i32 row = first; row < last; ++row)
+      write_empty(p, request, row_of(p, row / rows_k, row % rows_k), thread);
+  }
+  if (split < 0 || split >= p.batch) return;
+  for (i32 row = first; row < last; ++row) join(p, split, row / rows_k, row % rows_k, sums, thread);
 }

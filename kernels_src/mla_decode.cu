@@ -43,12 +43,9 @@ JITKERN_KERNEL(jitkern::DecodeParams, jitkern::kThreads) {
     }
     barrier_init(shared_address(&s.q_full), kFetchArrivals * kTiles);
     barrier_init(shared_address(&s.q_empty), kConsumerWarps);
-#if __CUDA_ARCH__ >= 900
-    order_stores_before_bulk_copies();
-#endif
   }
   block_barrier();
-  if (thread >= kConsumers) produce(p, s, record, first, last, head_k, thread - kConsumers);
+  if (thread >= kConsumers) produce(p, s, record, first, last, head_k, thread / 32 - kConsumerWarps, thread % 32);
   else consume(p, s, record, first, last, head_k, thread);
 }
 

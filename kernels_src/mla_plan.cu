@@ -33,7 +33,7 @@ struct PlanParams {
   i32* rows;
   i32* order;
   i32* split;
-  i32* scratch;  // 2 (capacity + 1) words
+  i32* scratch;  // 3 (capacity + 1) words
   i32 batch, capacity;
   i32 parts, all_parts;  // workers of this step; rows of `records` and `split`
   i32 min_blocks, request_cost, split_cost, slack;
@@ -119,35 +119,41 @@ JITKERN_KERNEL(jitkern::PlanParams, jitkern::kThreads) {
   using namespace jitkern;
   JITKERN_SHARED u64 sums[kWarps];
   JITKERN_SHARED i32 maxima[kWarps], pieces_of[kCandidates];
-  JITKERN_SHARED i32 cached_cost[kCached + 1], cached_pieces[kCached + 1];
+  JITKERN_SHARED i32 cached_words[4][kCached + 1];
   JITKERN_SHARED Cut cuts[kMaxParts + 1];
   const int thread = static_cast<int>(threadIdx.x);
   const i32 count = p.count ? max_of(min_of(*p.count, p.batch), 0) : p.batch;
 
   // Ranks and costs. A word of the scan carries two sums: cost below bit 40, requests with keys above.
   const bool cached = p.batch <= kCached;
-  i32* cost = cached ? cached_cost : p.scratch;
-  i32* pieces = cached ? cached_pieces : p.scratch + p.capacity + 1;
+  const i32 stride = p.capacity + 1;
+  i32* cost = cached ? cached_words[0] : p.scratch;
+  i32* pieces = cached ? cached_words[1] : p.scratch + stride;
+  i32* order = cached ? cached_words[2] : p.order;
+  i32* ranks = cached ? cached_words[3] : p.scratch + 2 * stride;  // of the requests before it; ~rank if it has no keys
   u64 carry = 0;
   i32 longest = 0;
   for (i32 start = 0; start < p.batch; start += kThreads) {
     const i32 i = start + thread;
     const i32 blocks = i < count ? blocks_of(p.lengths[i]) : 0;
-    longest = max_of(longest, blocks);
+    longest = warp_max(max_of(longest, blocks));
+    if (thread % kWarp == 0) maxima[thread / kWarp] = longest;  // the scan's barriers publish it
     const u64 word = blocks ? (1ull << 40) + static_cast<u64>(blocks + p.request_cost) : 0;
     const ScanResult sum = block_exclusive_sum<kThreads>(word, thread, sums);
     const u64 below = carry + sum.before;
     const i32 rank = static_cast<i32>(below >> 40);
-    if (i < p.batch) p.num_splits[i] = rank;  // read back by this thread below, where it becomes the prefix sum
+    if (i < p.batch) ranks[i] = blocks ? rank : ~rank;
     if (blocks) {
       cost[rank] = static_cast<i32>(below);
-      p.order[rank] = i;
+      order[rank] = i;
+      if (cached) p.order[rank] = i;
     }
     carry += sum.total;
   }
   const i32 requests = static_cast<i32>(carry >> 40);
   if (thread == 0) cost[requests] = static_cast<i32>(carry);
-  longest = block_max<kThreads>(longest, thread, maxima);  // its barriers publish cost, too
+  block_barrier();
+  longest = p.batch > 0 ? warp_max(maxima[thread % kWarp < kWarps ? thread % kWarp : 0]) : 0;
   const Costs costs{cost, requests, p.request_cost};
   const i32 blocks = total_of(costs) - requests * p.request_cost;
 
@@ -189,7 +195,7 @@ JITKERN_KERNEL(jitkern::PlanParams, jitkern::kThreads) {
     const ScanResult sum = block_exclusive_sum<kThreads>(word, thread, sums);
     const u64 below = carry + sum.before;
     if (rank < requests) {
-      const i32 request = p.order[rank];
+      const i32 request = order[rank];
       pieces[rank] = static_cast<i32>(below & 0xffffff);
       p.rows[request] = n < 2 ? kDirect : static_cast<i32>((below >> 24) & 0xfffff);
       if (n >= 2) p.split[below >> 44] = request;
@@ -203,18 +209,17 @@ JITKERN_KERNEL(jitkern::PlanParams, jitkern::kThreads) {
   block_barrier();
 
   for (i32 i = thread; i <= p.capacity; i += kThreads) {
-    const i32 rank = i < p.batch ? p.num_splits[i] : requests;
-    const i32 real = min_of(i, count);
-    p.num_splits[i] = pieces[rank] + real - rank;
-    const bool empty = i >= count || blocks_of(p.lengths[i]) == 0;
-    if (i < p.capacity && empty) p.rows[i] = kEmpty;
+    const i32 word = i < p.batch ? ranks[i] : ~requests;
+    const i32 rank = word < 0 ? ~word : word;
+    p.num_splits[i] = pieces[rank] + min_of(i, count) - rank;
+    if (i < p.capacity && word < 0) p.rows[i] = kEmpty;
   }
 
   for (i32 k = thread; k < p.all_parts; k += kThreads) {
     Record record{kIdle, kIdle, 0, 0, 0, 0, 0, 0};
     if (by_pieces && k < all_pieces) {
       const i32 rank = last_not_above(pieces, requests, k);
-      const i32 request = p.order[rank], n = pieces[rank + 1] - pieces[rank], piece = k - pieces[rank];
+      const i32 request = order[rank], n = pieces[rank + 1] - pieces[rank], piece = k - pieces[rank];
       const i64 blocks_here = blocks_at(costs, rank);
       record = Record{request, request, static_cast<i32>(blocks_here * piece / n),
                       static_cast<i32>(blocks_here * (piece + 1) / n), piece, piece > 0, piece + 1 < n, rank};
@@ -223,7 +228,7 @@ JITKERN_KERNEL(jitkern::PlanParams, jitkern::kThreads) {
       const bool inside = end.block > 0;
       const i32 last = inside ? end.rank : end.rank - 1;
       const i32 piece = begin.block ? k + 1 - cuts_before(cuts, p.parts + 1, Cut{begin.rank, 1}) : 0;
-      record = Record{p.order[begin.rank], p.order[last],  begin.block, inside ? end.block : blocks_at(costs, last),
+      record = Record{order[begin.rank], order[last],  begin.block, inside ? end.block : blocks_at(costs, last),
                       piece,               begin.block > 0, inside,      begin.rank};
     }
     p.records[k] = record;

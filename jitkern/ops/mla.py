@@ -235,6 +235,8 @@ class MLADecode:
         read = [2 * stride for value in (q, cache) for stride, n in zip(value.stride()[:3], value.shape[:3], strict=True) if n > 1]
         written = [2 * stride for stride, n in zip(out.stride()[:3], out.shape[:3], strict=True) if n > 1]
         rows = self._tile_rows(q_len)
+        slots = min(batch, parts)
+        join_rows = mla_geometry.join_rows(slots, heads * q_len, self._sizes)
         pack = 8 if on_cpu else variants.widest_pack(2, addresses[2], addresses[3], *read)
         decode, shared = self._decode(rows, pack, handle)
         lse_strides = lse.stride()
@@ -245,13 +247,12 @@ class MLADecode:
             *(batch, q_len, self.num_heads_k, group),
             *(table.shape[1], cache.shape[0], mla_geometry.page_shift(self.page_size), int(causal and q_len > 1)),
             *(int(variants.widest_pack(2, addresses[0], *written) >= 4), parts),
-            *(scale * math.log2(math.e), math.log(2) / math.log(base), self.empty_lse, 0),
+            *(scale * math.log2(math.e), math.log(2) / math.log(base), self.empty_lse, join_rows),
         ]
         tiles = -(-group * q_len // rows)
-        pairs = heads * q_len if on_cpu else -(-heads * q_len // mla_geometry.COMBINE_ROWS)
-        slots = min(batch, parts)
-        block, combine_block = ((1, 1, 1), (1, 1, 1)) if on_cpu else ((mla_geometry.THREADS, 1, 1), (256, 1, 1))
+        join_blocks = slots * -(-heads * q_len // join_rows)
+        block, combine_block = ((1, 1, 1), (1, 1, 1)) if on_cpu else ((mla_geometry.THREADS, 1, 1), (mla_geometry.COMBINE_THREADS, 1, 1))
         return (
             launch.Call(decode, (tiles, parts, self.num_heads_k), block, _LAYOUT, values, _PATCH, shared, _ALL_THREADS),
-            launch.Call(self._combine(handle), (slots * pairs, 1, 1), combine_block, _LAYOUT, values, _PATCH, 0, _ALL_THREADS),
+            launch.Call(self._combine(handle), (join_blocks, 1, 1), combine_block, _LAYOUT, values, _PATCH, 0, _ALL_THREADS),
         )

@@ -13,8 +13,9 @@ from jitkern.loader import CPU
 BLOCK_TOKENS = 64
 MAX_PARTS = 1024  # kMaxParts of kernels_src/mla_plan.cu
 CONSUMER_THREADS = 256
-THREADS = 288  # kThreads of kernels_src/include/mla_tile.cuh
-COMBINE_ROWS = 2  # kRowsPerBlock of kernels_src/mla_combine.cu
+THREADS = 384  # kThreads of kernels_src/include/mla_tile.cuh
+COMBINE_THREADS = 256  # kThreads of kernels_src/mla_combine.cu
+_COMBINE_BLOCKS = 4  # of the merge on each multiprocessor; more only start and find nothing to do
 _CHUNK_TOKENS = 16
 _CPU_TILE_ROWS = 32
 _MAX_GRID_Z = 65535
@@ -82,6 +83,12 @@ def parts(rows: int, heads_k: int, head_dim: int, device: Device) -> int:
 def partial_rows(parts_: int) -> int:
     """The most pieces that belong to split requests, whatever the batch."""
     return max(2 * (parts_ - 1), 1)
+
+
+def join_rows(slots: int, rows: int, device: Device) -> int:
+    """Rows that one block of the merge takes, so that its blocks fit on the device at once."""
+    most = max(device.workers * _COMBINE_BLOCKS // slots, 1)
+    return -(-rows // most)
 
 
 def page_shift(page_size: int) -> int:

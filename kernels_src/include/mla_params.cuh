@@ -45,7 +45,7 @@ struct DecodeParams {
   f32 scale;      // of the scores, times log2(e)
   f32 lse_unit;   // log(2) in the base of `lse`
   f32 empty_lse;  // L of a row that sees no key
-  i32 unused;
+  i32 join_rows;  // rows that one block of the merge takes
 };
 
 struct Row {

@@ -1,7 +1,7 @@
 // The decode of one (tile of rows, part, KV head) by one thread block with mma.sync.
 //
-// One producer warp streams keys into a ring of chunks (16 tokens each) and runs ahead across requests; eight consumer
-// warps work on 64 tokens at a time:
+// Four producer warps stream keys into a ring of chunks (16 tokens each), each warp every fourth chunk, and run ahead
+// across requests; eight consumer warps work on 64 tokens at a time:
 //   scores   each warp has its own few tokens and all of the head dimension, Q (partly) in registers;
 //   softmax  row maxima meet in shared memory, the weights go there as T;
 //   values   each warp owns kDV / 8 columns of the result; the values are the first kDV columns of the same chunk.
@@ -31,10 +31,12 @@ constexpr int kTiles = kRows / 16;  // of the matrix instruction
 static_assert(kTiles == 1 || kTiles == 2, "a tile is 16 or 32 rows");
 constexpr int kConsumerWarps = 8;
 constexpr int kConsumers = kConsumerWarps * 32;
-constexpr int kThreads = kConsumers + 32;
 constexpr int kChunkTokens = 16;
 constexpr int kChunks = JITKERN_CHUNKS;
 constexpr int kBlockChunks = kBlockTokens / kChunkTokens;
+// One producer for each chunk of a block. With eight consumers they leave 168 registers a thread, as one would.
+constexpr int kProducerWarps = kBlockChunks;
+constexpr int kThreads = kConsumers + 32 * kProducerWarps;
 static_assert(kChunks >= kBlockChunks, "the ring must hold one block");
 constexpr int kRowBytes = 2 * kD + 16;
 constexpr int kWeightBytes = 2 * kBlockTokens + 16;
@@ -45,20 +47,13 @@ constexpr int kHeld = JITKERN_HELD < kSteps ? JITKERN_HELD : kSteps;
 static_assert(kHeld % 2 == 0, "steps are taken in pairs");
 constexpr int kStripe = kDV / kConsumerWarps;  // columns of one warp
 constexpr int kStripeTiles = kStripe / 8;
-constexpr bool kBulk = JITKERN_PACK == 8 &&
-#if __CUDA_ARCH__ >= 900
-                       true;
-#else
-                       false;
-#endif
-
 struct Shared {
   alignas(16) unsigned char q[kRows * kRowBytes];
   alignas(16) unsigned char chunk[kChunks][kChunkTokens * kRowBytes];
   alignas(16) unsigned char weights[kRows * kWeightBytes];
   alignas(16) float maxima[kRows][kGroups];
   alignas(16) float sums[kRows][kGroups];
-  u32 reached[kChunks];  // bit 2 t: token t of the chunk counts
+  u32 reached[kChunks];  // bit t: token t of the chunk counts
   alignas(8) u64 full[kChunks], empty[kChunks], q_full, q_empty;
 };
 

@@ -83,33 +83,21 @@ JITKERN_DEVICE void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
-// One thread's copy to shared memory by the load path: 16, 8 or 4 bytes.
+// One thread's copy to shared memory by the load path: 16, 8 or 4 bytes; zeros, and no access to `from`, if not `real`.
 template <int Bytes>
-JITKERN_DEVICE void copy_async(SharedAddress to, const void* from) {
+JITKERN_DEVICE void copy_async(SharedAddress to, const void* from, bool real) {
   static_assert(Bytes == 4 || Bytes == 8 || Bytes == 16, "cp.async moves 4, 8 or 16 bytes");
+  const int bytes = real ? Bytes : 0;
   if constexpr (Bytes == 16)
-    asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    asm volatile("cp.async.cg.shared.global [%0], [%1], 16, %2;" ::"r"(to), "l"(from), "r"(bytes) : "memory");
   else
-    asm volatile("cp.async.ca.shared.global [%0], [%1], %2;" ::"r"(to), "l"(from), "n"(Bytes) : "memory");
+    asm volatile("cp.async.ca.shared.global [%0], [%1], %2, %3;" ::"r"(to), "l"(from), "n"(Bytes), "r"(bytes)
+                 : "memory");
 }
 // Arrives once this thread's earlier copy_async are done.
 JITKERN_DEVICE void barrier_arrive_after_copies(SharedAddress barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
 }
-
-#if __CUDA_ARCH__ >= 900
-// A run of bytes by the copy engine: multiples of 16 at multiples of 16.
-JITKERN_DEVICE void copy_bulk(SharedAddress to, const void* from, u32 bytes, SharedAddress barrier) {
-  asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(to),
-               "l"(from), "r"(bytes), "r"(barrier) : "memory");
-}
-JITKERN_DEVICE void barrier_arrive_expecting(SharedAddress barrier, u32 bytes) {
-  asm volatile("{ .reg .b64 state; mbarrier.arrive.expect_tx.shared.b64 state, [%0], %1; }" ::"r"(barrier), "r"(bytes)
-               : "memory");
-}
-// Ordinary stores to shared memory before this come before copies by the copy engine after it.
-JITKERN_DEVICE void order_stores_before_bulk_copies() { asm volatile("fence.proxy.async.shared::cta;" ::: "memory"); }
-#endif
 
 }  // namespace jitkern
 #endif
