@@ -80,6 +80,7 @@ def graph_time(call: Callable[[int], Any], turns: int, repeats: int = 7, calls: 
     """Microseconds of one call, by replaying a graph of many."""
     calls = max(calls, turns)
     stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())  # for the operands, and the plan
     with torch.cuda.stream(stream):
         for i in range(min(3, turns)):
             call(i)

@@ -13,21 +13,33 @@
 // without work returns after one load.
 // Bytes moved: 2 kD a key, once for each tile (the tiles of a part run side by side and share the L2), Q and O.
 //
-// Holes (-D): JITKERN_ENTRY, JITKERN_T, JITKERN_D, JITKERN_DV; on a GPU also JITKERN_PACK (elements moved by one access
-// to Q and the cache), JITKERN_ROWS (16 or 32), JITKERN_CHUNKS (ring slots of 16 tokens), JITKERN_HELD (steps of 16
-// columns of Q kept in registers). On the CPU JITKERN_ROWS alone, any number.
-// What both branches share comes first: a flattened text holds each header once.
+// Holes (-D): JITKERN_ENTRY, JITKERN_T, JITKERN_D, JITKERN_DV, JITKERN_ROWS (of a tile); on a GPU also JITKERN_PACK
+// (elements moved by one access to Q and the cache), JITKERN_CHUNKS (ring slots of 16 tokens) and JITKERN_WARPGROUP: 1 for
+// warpgroup matrix instructions (sm_90a; 16, 32 or 64 rows), 0 for mma.sync (sm_80 and later; 16 or 32 rows).
+
+// What the branches share comes first: a flattened text holds each header once.
 #include "include/mla_params.cuh"
 
+#ifndef JITKERN_WARPGROUP
+#define JITKERN_WARPGROUP 0
+#endif
+
 #if JITKERN_ON_GPU
+#include "include/mla_ring.cuh"
+#if JITKERN_WARPGROUP
+#include "include/mla_consumer_warpgroup.cuh"
+#else
 #include "include/mla_consumer.cuh"
+#endif
 #include "include/mla_producer.cuh"
 
 JITKERN_EXPORT(jitkern::DecodeParams)
 
-JITKERN_KERNEL(jitkern::DecodeParams, jitkern::kThreads) {
+// With one block a multiprocessor the compiler may use every register, and each role takes what it needs.
+extern "C" __global__ void __launch_bounds__(jitkern::kThreads, 1)
+    JITKERN_ENTRY(const __grid_constant__ jitkern::DecodeParams p) {
   using namespace jitkern;
-  extern __shared__ __align__(128) unsigned char dynamic_shared[];
+  extern __shared__ __align__(1024) unsigned char dynamic_shared[];
   Shared& s = *reinterpret_cast<Shared*>(dynamic_shared);
   const Record record = p.plan.records[blockIdx.y];
   if (record.begin_request == kIdle) return;
@@ -45,8 +57,17 @@ JITKERN_KERNEL(jitkern::DecodeParams, jitkern::kThreads) {
     barrier_init(shared_address(&s.q_empty), kConsumerWarps);
   }
   block_barrier();
-  if (thread >= kConsumers) produce(p, s, record, first, last, head_k, thread / 32 - kConsumerWarps, thread % 32);
-  else consume(p, s, record, first, last, head_k, thread);
+  if (thread >= kConsumers) {
+#if JITKERN_WARPGROUP && JITKERN_ROWS == 64
+    asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
+#endif
+    produce(p, s, record, first, last, head_k, thread / 32 - kConsumerWarps, thread % 32);
+  } else {
+#if JITKERN_WARPGROUP && JITKERN_ROWS == 64
+    asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");
+#endif
+    consume(p, s, record, first, last, head_k, thread);
+  }
 }
 
 #else

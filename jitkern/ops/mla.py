@@ -14,12 +14,15 @@ from jitkern.variants import Variant
 OP = "MLADecode.run"
 _LAYOUT = "13P13q10i3fi"  # struct DecodeParams of kernels_src/include/mla_params.cuh
 _PATCH = "6P"
-_DIMS = ("d", "rows", "chunks")
 DECODE = variants.register(
     variants.Kernel(
         "mla_decode",
-        _DIMS,
-        tuple((tag, 8, (("d", 576), ("rows", rows), ("chunks", 12 - rows // 16))) for tag in ("bf16", "f16") for rows in (16, 32)),
+        ("d", "rows", "chunks", "warpgroup"),
+        tuple(
+            (tag, 8, (("d", 576), ("rows", rows), ("chunks", 11 - rows // 32), ("warpgroup", 0)))
+            for tag in ("bf16", "f16")
+            for rows in (16, 32)
+        ),
     )
 )
 COMBINE = variants.register(variants.Kernel("mla_combine", ("d",), tuple((tag, 4, (("d", 576),)) for tag in ("bf16", "f16"))))
@@ -204,19 +207,17 @@ class MLADecode:
     def _load(self) -> None:
         """Make all kernels that well-aligned operands need ready."""
         self._plan.load(self.backend)
-        for rows in {self._tile_rows(q_len) for q_len in (1, self.max_q_len)}:
-            self._decode(rows, variants.widest_pack(2, 0), None)
+        for tile in {self._tile(q_len) for q_len in (1, self.max_q_len)}:
+            self._decode(tile, variants.widest_pack(2, 0), None)
         self._combine(None)
 
-    def _tile_rows(self, q_len: int) -> int:
-        return mla_geometry.tile_rows(q_len * (self.num_heads // self.num_heads_k), self.head_dim, self._sizes)
+    def _tile(self, q_len: int) -> mla_geometry.Tile:
+        return mla_geometry.tile(q_len * (self.num_heads // self.num_heads_k), self.head_dim, self._sizes)
 
-    def _decode(self, rows: int, pack: int, stream: int | None) -> tuple[loader.Function, int]:
-        chunks = mla_geometry.ring_chunks(self.head_dim, rows, self._sizes.shared)
-        shared = 0 if self._number == CPU else mla_geometry.shared_bytes(self.head_dim, rows, chunks)
-        constants = (("d", self.head_dim), ("rows", rows), ("chunks", chunks))
-        variant = Variant(DECODE.name, checks.tag(self), pack, launch.target(self._number), constants, self.backend)
-        return loader.get(variant, self._number, stream, dynamic_shared=shared), shared
+    def _decode(self, tile: mla_geometry.Tile, pack: int, stream: int | None) -> loader.Function:
+        constants = (("d", self.head_dim), ("rows", tile.rows), ("chunks", tile.chunks), ("warpgroup", int(tile.warpgroup)))
+        variant = Variant(DECODE.name, checks.tag(self), pack, tile.target, constants, self.backend)
+        return loader.get(variant, self._number, stream, dynamic_shared=tile.shared)
 
     def _combine(self, stream: int | None) -> loader.Function:
         constants = (("d", self.head_dim),)
@@ -234,11 +235,11 @@ class MLADecode:
         handle = None if on_cpu else launch.resolve_stream(stream, self._number)
         read = [2 * stride for value in (q, cache) for stride, n in zip(value.stride()[:3], value.shape[:3], strict=True) if n > 1]
         written = [2 * stride for stride, n in zip(out.stride()[:3], out.shape[:3], strict=True) if n > 1]
-        rows = self._tile_rows(q_len)
+        tile = self._tile(q_len)
         slots = min(batch, parts)
         join_rows = mla_geometry.join_rows(slots, heads * q_len, self._sizes)
         pack = 8 if on_cpu else variants.widest_pack(2, addresses[2], addresses[3], *read)
-        decode, shared = self._decode(rows, pack, handle)
+        decode = self._decode(tile, pack, handle)
         lse_strides = lse.stride()
         values = [
             *(*addresses, self._partial_out.data_ptr(), self._partial_lse.data_ptr(), *mla_plan.view_addresses(self._plan)),
@@ -249,10 +250,12 @@ class MLADecode:
             *(int(variants.widest_pack(2, addresses[0], *written) >= 4), parts),
             *(scale * math.log2(math.e), math.log(2) / math.log(base), self.empty_lse, join_rows),
         ]
-        tiles = -(-group * q_len // rows)
+        tiles = -(-group * q_len // tile.rows)
         join_blocks = slots * -(-heads * q_len // join_rows)
-        block, combine_block = ((1, 1, 1), (1, 1, 1)) if on_cpu else ((mla_geometry.THREADS, 1, 1), (mla_geometry.COMBINE_THREADS, 1, 1))
+        combine_block = (1 if on_cpu else mla_geometry.COMBINE_THREADS, 1, 1)
         return (
-            launch.Call(decode, (tiles, parts, self.num_heads_k), block, _LAYOUT, values, _PATCH, shared, _ALL_THREADS),
+            launch.Call(
+                decode, (tiles, parts, self.num_heads_k), (tile.threads, 1, 1), _LAYOUT, values, _PATCH, tile.shared, _ALL_THREADS
+            ),
             launch.Call(self._combine(handle), (join_blocks, 1, 1), combine_block, _LAYOUT, values, _PATCH, 0, _ALL_THREADS),
         )

@@ -8,17 +8,15 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
+from jitkern.errors import UnsupportedError
 from jitkern.loader import CPU
 
 BLOCK_TOKENS = 64
 MAX_PARTS = 1024  # kMaxParts of kernels_src/mla_plan.cu
-CONSUMER_THREADS = 256
-THREADS = 384  # kThreads of kernels_src/include/mla_tile.cuh
 COMBINE_THREADS = 256  # kThreads of kernels_src/mla_combine.cu
 _COMBINE_BLOCKS = 4  # of the merge on each multiprocessor; more only start and find nothing to do
-_CHUNK_TOKENS = 16
+_BLOCK_CHUNKS = 4  # chunks of 16 tokens in a block
 _CPU_TILE_ROWS = 32
-_MAX_GRID_Z = 65535
 
 
 @dataclass(frozen=True)
@@ -29,11 +27,39 @@ class Device:
         number: CUDA device number, or ``CPU``.
         workers: multiprocessors, or threads.
         shared: the most dynamic shared memory of a block, in bytes.
+        target: ``sm_90`` and the like, or ``cpu``.
     """
 
     number: int
     workers: int
     shared: int
+    target: str
+
+    @property
+    def warpgroups(self) -> bool:
+        """Whether it has Hopper's warpgroup matrix instructions."""
+        return self.target == "sm_90"
+
+
+@dataclass(frozen=True)
+class Tile:
+    """How one block of the decode works: the variant's constants and the launch's shape.
+
+    Attributes:
+        rows: (query token, head) pairs of a tile.
+        chunks: ring slots of 16 tokens.
+        warpgroup: whether warpgroup matrix instructions do the work.
+        threads: of a block.
+        shared: bytes of dynamic shared memory.
+        target: what to compile for; the warpgroup instructions need ``sm_90a``.
+    """
+
+    rows: int
+    chunks: int
+    warpgroup: bool
+    threads: int
+    shared: int
+    target: str
 
 
 def device_of(number: int) -> Device:
@@ -41,38 +67,56 @@ def device_of(number: int) -> Device:
     import torch
 
     if number == CPU:
-        return Device(CPU, torch.get_num_threads(), 0)
+        return Device(CPU, torch.get_num_threads(), 0, "cpu")
     properties = torch.cuda.get_device_properties(number)
-    return Device(number, properties.multi_processor_count, properties.shared_memory_per_block_optin)
+    target = f"sm_{properties.major}{properties.minor}"
+    return Device(number, properties.multi_processor_count, properties.shared_memory_per_block_optin, target)
 
 
-def shared_bytes(head_dim: int, rows: int, chunks: int) -> int:
+def _plain_shared(head_dim: int, rows: int, chunks: int) -> int:
     """``sizeof(Shared)`` of kernels_src/include/mla_tile.cuh."""
     row = 2 * head_dim + 16
     groups = 8 * 16 // rows
     fixed = rows * row + rows * (2 * BLOCK_TOKENS + 16) + 2 * 4 * rows * groups
-    return _round_up(_round_up(fixed + chunks * (_CHUNK_TOKENS * row + 4), 8) + 8 * (2 * chunks + 2), 16)
+    return _round_up(_round_up(fixed + chunks * (16 * row + 4), 8) + 8 * (2 * chunks + 2), 16)
 
 
-def ring_chunks(head_dim: int, rows: int, shared: int) -> int:
-    """How many chunks of the ring fit, at most three blocks' worth."""
-    chunks = 3 * BLOCK_TOKENS // _CHUNK_TOKENS
-    while chunks > 0 and shared_bytes(head_dim, rows, chunks) > shared:
+def _warpgroup_shared(head_dim: int, rows: int, chunks: int) -> int:
+    """``sizeof(Shared)`` of kernels_src/include/mla_tile_warpgroup.cuh."""
+    lines = 2 * head_dim * (16 * chunks + rows) + rows * 128
+    return _round_up(lines + 2 * 16 * rows + 4 * chunks + 8 * (2 * chunks + 2), 1024)
+
+
+def _plain(head_dim: int, rows: int, device: Device) -> Tile | None:
+    chunks = 3 * _BLOCK_CHUNKS
+    while chunks >= _BLOCK_CHUNKS and _plain_shared(head_dim, rows, chunks) > device.shared:
         chunks -= 1
-    return chunks
+    shared = _plain_shared(head_dim, rows, chunks)
+    return Tile(rows, chunks, False, 384, shared, device.target) if chunks >= _BLOCK_CHUNKS else None
 
 
-def tile_rows(rows: int, head_dim: int, device: Device) -> int:
-    """Rows of a tile: 16, or 32 where there are more rows and the shared memory has room for them."""
+def _warpgroup(head_dim: int, rows: int, device: Device) -> Tile | None:
+    for chunks in (3 * _BLOCK_CHUNKS, 2 * _BLOCK_CHUNKS):
+        shared = _warpgroup_shared(head_dim, rows, chunks)
+        if shared <= device.shared:
+            return Tile(rows, chunks, True, 384 if rows > 32 else 256, shared, f"{device.target}a")
+    return None
+
+
+def tile(rows: int, head_dim: int, device: Device) -> Tile:
+    """The smallest tile that holds ``rows`` rows, or the largest that fits the device."""
     if device.number == CPU:
-        return _CPU_TILE_ROWS
-    roomy = ring_chunks(head_dim, 32, device.shared) * _CHUNK_TOKENS >= BLOCK_TOKENS
-    return 32 if rows > 16 and roomy else 16
+        return Tile(_CPU_TILE_ROWS, 0, False, 1, 0, "cpu")
+    make, sizes = (_warpgroup, (16, 32, 64)) if device.warpgroups else (_plain, (16, 32))
+    fitting = [found for size in sizes if (found := make(head_dim, size, device))]
+    if not fitting:
+        raise UnsupportedError(f"MLADecode: a block of {device.target} has {device.shared} bytes of shared memory, too few for head_dim={head_dim}")
+    return next((found for found in fitting if found.rows >= rows), fitting[-1])
 
 
 def tiles(rows: int, head_dim: int, device: Device) -> int:
     """Tiles of a request and KV head."""
-    return -(-rows // tile_rows(rows, head_dim, device))
+    return -(-rows // tile(rows, head_dim, device).rows)
 
 
 def parts(rows: int, heads_k: int, head_dim: int, device: Device) -> int:

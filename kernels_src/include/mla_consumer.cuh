@@ -95,13 +95,13 @@ JITKERN_DEVICE void consumers_meet() { named_barrier(1, kConsumers); }
 JITKERN_DEVICE void mask(Scores& scores, const i32 (&visible_here)[2], const Shared& s, const Place& me, Ring ring,
                          float scale) {
   const int first = me.group * kGroupTiles * 8;
-  const u32 reached = s.reached[ahead(ring, first / kChunkTokens).slot] >> (2 * (first % kChunkTokens));
+  const u32 reached = s.reached[ahead(ring, first / kChunkTokens).slot] >> (first % kChunkTokens);
 #pragma unroll
   for (int t = 0; t < kGroupTiles; ++t)
 #pragma unroll
     for (int e = 0; e < 4; ++e) {
       const int token = 8 * t + me.column + e % 2;
-      const bool seen = (reached >> (2 * token) & 1) && first + token < visible_here[e / 2];
+      const bool seen = (reached >> token & 1) && first + token < visible_here[e / 2];
       scores[t][e] = seen ? scores[t][e] * scale : kMinusInfinity;
     }
 }
@@ -186,7 +186,7 @@ JITKERN_DEVICE void accumulate(Result& out, Shared& s, const Place& me, Ring& ri
     }
     __syncwarp();
     if (me.lane == 0) barrier_arrive(shared_address(&s.empty[ring.slot]));
-    ring.advance();
+    ring = ahead(ring, 1);
   }
 }
 

@@ -4,7 +4,8 @@
 // (past the visible end, or on a page that does not exist) become zeros and are never read from memory: a weight of 0
 // times a NaN would still be a NaN.
 #pragma once
-#include "include/mla_tile.cuh"
+// Included behind a tile header (mla_tile.cuh or mla_tile_wgmma.cuh), which says where rows go.
+#include "include/mla_ring.cuh"
 
 namespace jitkern {
 
@@ -15,7 +16,6 @@ constexpr int kLineLanes = kLineElements / kCopy;
 constexpr int kRowsAtOnce = 32 / kLineLanes;
 constexpr int kRowSteps = kChunkTokens / kRowsAtOnce;
 static_assert(kD % kLineElements == 0, "a row is whole lines");
-constexpr u32 kFetchArrivals = 33;  // of a warp's lanes once their copies are done, and of one lane for `reached`
 
 // kCopy elements from global to shared memory, or zeros.
 JITKERN_DEVICE void fetch(SharedAddress to, const T* from, bool real) {
@@ -27,19 +27,18 @@ JITKERN_DEVICE void fetch(SharedAddress to, const T* from, bool real) {
   }
 }
 
-// Where a lane's share of each row begins; `row_at(r)` gives row r of the 16, or null.
-template <class RowAt>
-JITKERN_DEVICE void fetch_rows(unsigned char* to, SharedAddress barrier, const T* readable, int lane, RowAt&& row_at) {
+// Fetches 16 rows: `row_at(r)` gives row r in global memory, or null; `place(r, line, byte)` where it goes.
+template <class RowAt, class Place>
+JITKERN_DEVICE void fetch_rows(SharedAddress barrier, const T* readable, int lane, RowAt&& row_at, Place&& place) {
   const int in_line = lane % kLineLanes * kCopy;
-  const SharedAddress base = shared_address(to) + lane / kLineLanes * kRowBytes + 2 * in_line;
 #pragma unroll (kRowSteps <= 4 ? kRowSteps : 1)
   for (int step = 0; step < kRowSteps; ++step) {
-    const T* row = row_at(step * kRowsAtOnce + lane / kLineLanes);
-    const bool real = row != nullptr;
-    const T* from = (real ? row : readable) + in_line;
+    const int row = step * kRowsAtOnce + lane / kLineLanes;
+    const T* found = row_at(row);
+    const bool real = found != nullptr;
+    const T* from = (real ? found : readable) + in_line;
 #pragma unroll
-    for (int line = 0; line < kLines; ++line)
-      fetch(base + step * kRowsAtOnce * kRowBytes + line * 2 * kLineElements, from + line * kLineElements, real);
+    for (int line = 0; line < kLines; ++line) fetch(place(row, line, 2 * in_line), from + line * kLineElements, real);
   }
   if constexpr (JITKERN_PACK == 1) barrier_arrive(barrier);
   else barrier_arrive_after_copies(barrier);
@@ -49,10 +48,13 @@ JITKERN_DEVICE void fetch_queries(const DecodeParams& p, Shared& s, i32 request,
                                   int lane) {
   const SharedAddress barrier = shared_address(&s.q_full);
   const i32 rows = p.group * p.q_len;
-  fetch_rows(s.q + 16 * tile * kRowBytes, barrier, p.q, lane, [&](int row) -> const T* {
-    const i32 r = first + 16 * tile + row;
-    return r < rows ? p.q + at(p.q_stride, request, row_of(p, head_k, r)) : nullptr;
-  });
+  fetch_rows(
+      barrier, p.q, lane,
+      [&](int row) -> const T* {
+        const i32 r = first + 16 * tile + row;
+        return r < rows ? p.q + at(p.q_stride, request, row_of(p, head_k, r)) : nullptr;
+      },
+      [&](int row, int line, int byte) { return query_place(s, tile, row, line, byte); });
   if (lane == 0) barrier_arrive(barrier);
 }
 
@@ -70,10 +72,13 @@ JITKERN_DEVICE void fetch_keys(const DecodeParams& p, Shared& s, const Piece& pi
   const u32 reached = __ballot_sync(~0u, real);
   barrier_wait(shared_address(&s.empty[ring.slot]), ring.parity ^ 1);
   const SharedAddress barrier = shared_address(&s.full[ring.slot]);
-  fetch_rows(s.chunk[ring.slot], barrier, p.cache, lane, [&](int row) -> const T* {
-    const i64 mine = __shfl_sync(~0u, offset, row);
-    return mine >= 0 ? p.cache + mine : nullptr;
-  });
+  fetch_rows(
+      barrier, p.cache, lane,
+      [&](int row) -> const T* {
+        const i64 mine = __shfl_sync(~0u, offset, row);
+        return mine >= 0 ? p.cache + mine : nullptr;
+      },
+      [&](int row, int line, int byte) { return key_place(s, ring.slot, row, line, byte); });
   if (lane == 0) {
     s.reached[ring.slot] = reached;
     barrier_arrive(barrier);

@@ -7,37 +7,19 @@
 //   values   each warp owns kDV / 8 columns of the result; the values are the first kDV columns of the same chunk.
 // A row of a chunk is padded by 16 bytes, which spreads the eight rows of a matrix over all banks.
 #pragma once
-#include "include/block_scan.cuh"
-#include "include/mla_params.cuh"
-#include "include/tensor_core.cuh"
+#include "include/mla_ring.cuh"
 
-#ifndef JITKERN_PACK
-#define JITKERN_PACK 8
-#endif
-#ifndef JITKERN_ROWS
-#define JITKERN_ROWS 16
-#endif
-#ifndef JITKERN_CHUNKS
-#define JITKERN_CHUNKS (JITKERN_ROWS == 16 ? 11 : 10)
-#endif
 #ifndef JITKERN_HELD  // steps of Q that are kept in registers
 #define JITKERN_HELD (JITKERN_ROWS == 16 ? 16 : 4)
 #endif
 
 namespace jitkern {
 
-constexpr int kRows = JITKERN_ROWS;
-constexpr int kTiles = kRows / 16;  // of the matrix instruction
 static_assert(kTiles == 1 || kTiles == 2, "a tile is 16 or 32 rows");
 constexpr int kConsumerWarps = 8;
 constexpr int kConsumers = kConsumerWarps * 32;
-constexpr int kChunkTokens = 16;
-constexpr int kChunks = JITKERN_CHUNKS;
-constexpr int kBlockChunks = kBlockTokens / kChunkTokens;
-// One producer for each chunk of a block. With eight consumers they leave 168 registers a thread, as one would.
-constexpr int kProducerWarps = kBlockChunks;
+// With eight consumer warps, one to four producer warps leave 168 registers a thread.
 constexpr int kThreads = kConsumers + 32 * kProducerWarps;
-static_assert(kChunks >= kBlockChunks, "the ring must hold one block");
 constexpr int kRowBytes = 2 * kD + 16;
 constexpr int kWeightBytes = 2 * kBlockTokens + 16;
 constexpr int kGroups = kConsumerWarps / kTiles;      // of a block's tokens
@@ -57,19 +39,12 @@ struct Shared {
   alignas(8) u64 full[kChunks], empty[kChunks], q_full, q_empty;
 };
 
-struct Ring {
-  int slot;
-  u32 parity;
-  __device__ __forceinline__ void advance() {
-    if (++slot == kChunks) {
-      slot = 0;
-      parity ^= 1;
-    }
-  }
-};
-JITKERN_DEVICE Ring ahead(Ring ring, int steps) {
-  const int slot = ring.slot + steps;
-  return slot >= kChunks ? Ring{slot - kChunks, ring.parity ^ 1} : Ring{slot, ring.parity};
+// Where a row's 128-byte line `line` begins, given the row's place among 16; `byte` is the place within the line.
+JITKERN_DEVICE SharedAddress query_place(const Shared& s, int tile, int row, int line, int byte) {
+  return shared_address(s.q) + (16 * tile + row) * kRowBytes + line * 128 + byte;
+}
+JITKERN_DEVICE SharedAddress key_place(const Shared& s, int slot, int row, int line, int byte) {
+  return shared_address(s.chunk[slot]) + row * kRowBytes + line * 128 + byte;
 }
 
 }  // namespace jitkern
