@@ -43,7 +43,7 @@ extern "C" __global__ void __launch_bounds__(jitkern::kThreads, 1)
   Shared& s = *reinterpret_cast<Shared*>(dynamic_shared);
   const Record record = p.plan.records[blockIdx.y];
   if (record.begin_request == kIdle) return;
-  const int thread = static_cast<int>(threadIdx.x);
+  const int thread = static_cast<int>(threadIdx.x), warp = uniform(thread / 32);
   const i32 head_k = static_cast<i32>(blockIdx.z);
   const i32 first = static_cast<i32>(blockIdx.x) * kRows;
   const i32 last = min_of(first + kRows, p.group * p.q_len) - 1;
@@ -57,11 +57,11 @@ extern "C" __global__ void __launch_bounds__(jitkern::kThreads, 1)
     barrier_init(shared_address(&s.q_empty), kConsumerWarps);
   }
   block_barrier();
-  if (thread >= kConsumers) {
+  if (warp >= kConsumerWarps) {
 #if JITKERN_WARPGROUP && JITKERN_ROWS == 64
     asm volatile("setmaxnreg.dec.sync.aligned.u32 72;");
 #endif
-    produce(p, s, record, first, last, head_k, thread / 32 - kConsumerWarps, thread % 32);
+    produce(p, s, record, first, last, head_k, warp - kConsumerWarps, thread % 32);
   } else {
 #if JITKERN_WARPGROUP && JITKERN_ROWS == 64
     asm volatile("setmaxnreg.inc.sync.aligned.u32 216;");

@@ -11,7 +11,7 @@
 // the longest even part is more than `slack` per cent (and `split_cost` blocks) longer than a level one.
 // At most 2 (parts - 1) pieces belong to split requests, whatever the batch: that bounds the rows of partial results.
 //
-// Launch: one block of kThreads. Bytes moved: about 4 (batch + 3 capacity) + 36 parts.
+// Launch: one block of kThreads; loops over strides run once as a rule and are not unrolled, so that little code is read. Bytes moved: about 4 (batch + 3 capacity) + 36 parts.
 //
 // Holes (-D): JITKERN_ENTRY.
 #include "include/block_scan.cuh"
@@ -74,6 +74,19 @@ JITKERN_DEVICE i32 cuts_before(const Cut* cuts, i32 n, Cut c) {
   return low;
 }
 
+// The first candidate whose pieces are not more than `parts`, or kCandidates.
+JITKERN_DEVICE int first_that_fits(const i32* pieces, i32 parts, [[maybe_unused]] int thread) {
+#if JITKERN_ON_GPU
+  const int lane = thread % kWarp;
+  const u32 fitting = __ballot_sync(~0u, lane < kCandidates && pieces[lane % kCandidates] <= parts);
+  return fitting ? __ffs(static_cast<int>(fitting)) - 1 : kCandidates;
+#else
+  int fits = 0;
+  while (fits < kCandidates && pieces[fits] > parts) ++fits;
+  return fits;
+#endif
+}
+
 // The smallest L at or above `low` with sum of ceil(blocks / L) <= parts, to within 1/32. All threads call it.
 JITKERN_DEVICE i32 even_length(const Costs& costs, i32 low, i32 high, i32 parts, int thread, i32* pieces) {
   while (true) {
@@ -86,8 +99,7 @@ JITKERN_DEVICE i32 even_length(const Costs& costs, i32 low, i32 high, i32 parts,
       if (thread % kWarp == 0) pieces[c] = sum;
     }
     block_barrier();
-    int fits = 0;
-    while (fits < kCandidates && pieces[fits] > parts) ++fits;
+    const int fits = first_that_fits(pieces, parts, thread);
     block_barrier();
     if (fits == 0 || step == 0) return low;
     if (fits < kCandidates) high = min_of(high, low + fits * step);
@@ -133,6 +145,7 @@ JITKERN_KERNEL(jitkern::PlanParams, jitkern::kThreads) {
   i32* ranks = cached ? cached_words[3] : p.scratch + 2 * stride;  // of the requests before it; ~rank if it has no keys
   u64 carry = 0;
   i32 longest = 0;
+#pragma unroll 1
   for (i32 start = 0; start < p.batch; start += kThreads) {
     const i32 i = start + thread;
     const i32 blocks = i < count ? blocks_of(p.lengths[i]) : 0;
@@ -159,7 +172,7 @@ JITKERN_KERNEL(jitkern::PlanParams, jitkern::kThreads) {
 
   // Even or level?
   const i32 level_parts = max_of(1, min_of(p.parts, total_of(costs) / max_of(1, 2 * p.min_blocks)));
-  const i64 level_limit = static_cast<i64>(ceil_div(total_of(costs), p.parts) + p.split_cost) * (100 + p.slack);
+  const i64 level_limit = static_cast<i64>(ceil_div(total_of(costs), level_parts) + p.split_cost) * (100 + p.slack);
   const bool one_piece_each = requests <= p.parts;
   bool even;
   i32 length = 1;
@@ -184,6 +197,7 @@ JITKERN_KERNEL(jitkern::PlanParams, jitkern::kThreads) {
 
   // Pieces of each request. A word of the scan: pieces below bit 24, of split requests from there, split requests above.
   carry = 0;
+#pragma unroll 1
   for (i32 start = 0; start < requests; start += kThreads) {
     const i32 rank = start + thread;
     u64 n = 0;
@@ -204,10 +218,13 @@ JITKERN_KERNEL(jitkern::PlanParams, jitkern::kThreads) {
   }
   const i32 all_pieces = static_cast<i32>(carry & 0xffffff);
   if (thread == 0) pieces[requests] = all_pieces;
+#pragma unroll 1
   for (i32 s = static_cast<i32>(carry >> 44) + thread; s < p.all_parts; s += kThreads) p.split[s] = -1;
+#pragma unroll 1
   for (i32 r = requests + thread; r <= p.capacity; r += kThreads) p.order[r] = -1;
   block_barrier();
 
+#pragma unroll 1
   for (i32 i = thread; i <= p.capacity; i += kThreads) {
     const i32 word = i < p.batch ? ranks[i] : ~requests;
     const i32 rank = word < 0 ? ~word : word;
@@ -215,14 +232,15 @@ JITKERN_KERNEL(jitkern::PlanParams, jitkern::kThreads) {
     if (i < p.capacity && word < 0) p.rows[i] = kEmpty;
   }
 
+#pragma unroll 1
   for (i32 k = thread; k < p.all_parts; k += kThreads) {
     Record record{kIdle, kIdle, 0, 0, 0, 0, 0, 0};
     if (by_pieces && k < all_pieces) {
       const i32 rank = last_not_above(pieces, requests, k);
       const i32 request = order[rank], n = pieces[rank + 1] - pieces[rank], piece = k - pieces[rank];
-      const i64 blocks_here = blocks_at(costs, rank);
-      record = Record{request, request, static_cast<i32>(blocks_here * piece / n),
-                      static_cast<i32>(blocks_here * (piece + 1) / n), piece, piece > 0, piece + 1 < n, rank};
+      const i32 here = blocks_at(costs, rank), each = here / n, longer = here - each * n;  // the first `longer` have one more
+      const i32 begin = piece * each + min_of(piece, longer);
+      record = Record{request, request, begin, begin + each + (piece < longer), piece, piece > 0, piece + 1 < n, rank};
     } else if (!by_pieces && k < p.parts && before(cuts[k], cuts[k + 1])) {
       const Cut begin = cuts[k], end = cuts[k + 1];
       const bool inside = end.block > 0;

@@ -14,7 +14,7 @@ from jitkern.loader import CPU
 BLOCK_TOKENS = 64
 MAX_PARTS = 1024  # kMaxParts of kernels_src/mla_plan.cu
 COMBINE_THREADS = 256  # kThreads of kernels_src/mla_combine.cu
-_COMBINE_BLOCKS = 4  # of the merge on each multiprocessor; more only start and find nothing to do
+_COMBINE_BLOCKS = 2  # of the merge on each multiprocessor; more only start and find nothing to do
 _BLOCK_CHUNKS = 4  # chunks of 16 tokens in a block
 _CPU_TILE_ROWS = 32
 
@@ -130,9 +130,13 @@ def partial_rows(parts_: int) -> int:
 
 
 def join_rows(slots: int, rows: int, device: Device) -> int:
-    """Rows that one block of the merge takes, so that its blocks fit on the device at once."""
+    """Rows that one block of the merge takes: one, or with many rows one for each of its warps and more.
+
+    Its blocks should fit on the device at once, as most of them only find out that there is nothing to do.
+    """
     most = max(device.workers * _COMBINE_BLOCKS // slots, 1)
-    return -(-rows // most)
+    needed = -(-rows // most)
+    return 1 if needed == 1 else _round_up(needed, COMBINE_THREADS // 32)
 
 
 def page_shift(page_size: int) -> int:

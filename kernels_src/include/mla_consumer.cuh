@@ -280,7 +280,7 @@ JITKERN_DEVICE void consume(const DecodeParams& p, Shared& s, const Record& reco
                             int thread) {
   Place me;
   me.lane = thread % 32;
-  me.warp = thread / 32;
+  me.warp = uniform(thread / 32);
   me.tile = me.warp / kGroups;
   me.group = me.warp % kGroups;
   me.row = me.lane / 4;

@@ -30,14 +30,14 @@ JITKERN_DEVICE void score(Scores& scores, const Shared& s, const Place& me, Ring
 #pragma unroll
   for (int c = 0; c < kBlockChunks; ++c) barrier_wait(shared_address(&s.full[ring.slot + c]), ring.parity);
   order_writes_before_matrix_reads();
-  const SharedAddress keys = shared_address(s.keys[ring.slot / kBlockChunks]);
-  const SharedAddress queries = shared_address(s.q) + me.group * kScored * 128;
+  const Matrix keys = swizzled_matrix(shared_address(s.keys[ring.slot / kBlockChunks]));
+  const Matrix queries = swizzled_matrix(shared_address(s.q) + me.group * kScored * 128);
   warpgroup_begin();
 #pragma unroll
   for (int step = 0; step < kD / 16; ++step) {
     const int panel = step / 4, within = step % 4 * 32;
-    warpgroup_multiply_add<false>(scores, swizzled_matrix(keys + panel * kPanelBytes + within),
-                                  swizzled_matrix(queries + panel * kQueryPanelBytes + within), step > 0, T{});
+    warpgroup_multiply_add<false>(scores, description(keys, panel * kPanelBytes + within),
+                                  description(queries, panel * kQueryPanelBytes + within), step > 0, T{});
   }
   warpgroup_commit();
   warpgroup_wait<0>();
@@ -133,15 +133,16 @@ JITKERN_DEVICE void rescale(Result& out, const PerRow& decay) {
 }
 
 JITKERN_DEVICE void accumulate(Result& out, Shared& s, const Place& me, Ring ring) {
-  const SharedAddress values = shared_address(s.keys[ring.slot / kBlockChunks]) + me.group * kStripes * kPanelBytes;
-  const SharedAddress weights = shared_address(s.weights);
+  const Matrix values =
+      swizzled_matrix(shared_address(s.keys[ring.slot / kBlockChunks]) + me.group * kStripes * kPanelBytes);
+  const Matrix weights = swizzled_matrix(shared_address(s.weights));
   warpgroup_begin();
 #pragma unroll
   for (int step = 0; step < kBlockTokens / 16; ++step)
 #pragma unroll
     for (int stripe = 0; stripe < kStripes; ++stripe)
-      warpgroup_multiply_add<true>(out[stripe], swizzled_matrix(values + stripe * kPanelBytes + step * 16 * 128),
-                                   swizzled_matrix(weights + step * 32), 1, T{});
+      warpgroup_multiply_add<true>(out[stripe], description(values, stripe * kPanelBytes + step * 16 * 128),
+                                   description(weights, step * 32), 1, T{});
   warpgroup_commit();
   warpgroup_wait<0>();
   if (me.lane < kBlockChunks) barrier_arrive(shared_address(&s.empty[ring.slot + me.lane]));
@@ -243,8 +244,8 @@ JITKERN_DEVICE void consume(const DecodeParams& p, Shared& s, const Record& reco
                             int thread) {
   Place me;
   me.lane = thread % 32;
-  me.group = thread / 128;
-  me.warp = thread / 32 % 4;
+  me.group = uniform(thread / 128);
+  me.warp = uniform(thread / 32 % 4);
   me.token = me.lane / 4;
   me.row = 2 * (me.lane % 4);
   Ring ring{0, 0};

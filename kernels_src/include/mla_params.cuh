@@ -48,6 +48,15 @@ struct DecodeParams {
   i32 join_rows;  // rows that one block of the merge takes
 };
 
+// A value that all lanes of a warp hold alike, told to the compiler: it then computes addresses and branches once a warp.
+JITKERN_DEVICE i32 uniform(i32 x) {
+#if JITKERN_ON_GPU
+  return __shfl_sync(~0u, x, 0);
+#else
+  return x;
+#endif
+}
+
 struct Row {
   i32 token, head;
 };
@@ -77,15 +86,23 @@ struct Piece {
 
 // Calls f(piece) for each request that `record` touches, for the tile whose last row is `last_row`.
 template <class F>
-JITKERN_DEVICE void for_each_piece(const DecodeParams& p, const Record& record, i32 last_row, F&& f) {
+JITKERN_DEVICE void for_each_piece(const DecodeParams& p, const Record& given, i32 last_row, F&& f) {
+  Record record = given;
+  record.begin_request = uniform(given.begin_request);
+  record.end_request = uniform(given.end_request);
+  record.begin_block = uniform(given.begin_block);
+  record.end_block = uniform(given.end_block);
+  record.begin_piece = uniform(given.begin_piece);
+  record.ends_inside = uniform(given.ends_inside);
+  record.begin_rank = uniform(given.begin_rank);
   const i64 reach = static_cast<i64>(p.columns) << p.page_shift;
   const i32 reachable = reach > 0x7fffffff ? 0x7fffffff : static_cast<i32>(reach);
   const i32 last_token = row_of(p, 0, last_row).token;
   i32 rank = record.begin_rank;
   i32 request = record.begin_request;
   while (request >= 0 && request < p.batch) {
-    const i32 first_row = p.plan.rows[request];
-    const KeyRange keys = key_range(record, request, p.lengths[request], reachable);
+    const i32 first_row = uniform(p.plan.rows[request]);
+    const KeyRange keys = key_range(record, request, uniform(p.lengths[request]), reachable);
     Piece piece;
     piece.request = request;
     piece.length = keys.length;
@@ -96,7 +113,7 @@ JITKERN_DEVICE void for_each_piece(const DecodeParams& p, const Record& record, 
     piece.partial_row = first_row < 0 ? kDirect : first_row + number;
     f(piece);
     if (request == record.end_request) break;
-    request = p.plan.order[++rank];
+    request = uniform(p.plan.order[++rank]);
   }
 }
 

@@ -63,6 +63,13 @@ JITKERN_DEVICE i32 page_of(const DecodeParams& p, const Piece& piece, i32 token)
   const bool some = token < piece.end * kBlockTokens && token < piece.limit;
   return some ? p.table[piece.request * p.table_stride + (token >> p.page_shift)] : -1;
 }
+// The page of a part's first block, asked for before its request's length is known: the plan says that it has keys. Only
+// where a block lies on one page.
+JITKERN_DEVICE i32 first_page_of(const DecodeParams& p, const Record& record) {
+  const i32 column = static_cast<i32>(static_cast<i64>(record.begin_block) * kBlockTokens >> p.page_shift);
+  const bool some = 1 << p.page_shift >= kBlockTokens && column < p.columns && record.begin_request < p.batch;
+  return some ? p.table[record.begin_request * p.table_stride + column] : -1;
+}
 
 JITKERN_DEVICE void fetch_keys(const DecodeParams& p, Shared& s, const Piece& piece, i32 head_k, i32 token, i32 page,
                                Ring ring, int lane) {
@@ -89,10 +96,12 @@ JITKERN_DEVICE void produce(const DecodeParams& p, Shared& s, const Record& reco
                             int warp, int lane) {
   Ring ring = ahead(Ring{0, 0}, warp);
   u32 q_parity = 0;
+  i32 first_page = first_page_of(p, record);
   for_each_piece(p, record, last, [&](const Piece& piece) {
     if (piece.end <= piece.begin) return;
     i32 token = piece.begin * kBlockTokens + kChunkTokens * warp + lane % kChunkTokens;
-    i32 page = page_of(p, piece, token);
+    const bool known = first_page >= 0 && piece.request == record.begin_request;
+    i32 page = known ? first_page : page_of(p, piece, token);
     if (warp < kTiles) {
       barrier_wait(shared_address(&s.q_empty), q_parity ^ 1);
       q_parity ^= 1;

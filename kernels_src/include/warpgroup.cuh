@@ -6,10 +6,18 @@
 namespace jitkern {
 
 // A matrix in shared memory whose rows are lines of 128 bytes, swizzled: 16-byte word w of line r is stored at w ^ (r % 8).
-// Eight lines are 1024 bytes and follow each other.
-JITKERN_DEVICE u64 swizzled_matrix(SharedAddress address) {
-  constexpr u64 kSwizzle128 = 1ull << 62, kEightLines = static_cast<u64>(1024 >> 4) << 32, kUnused = 1ull << 16;
-  return kSwizzle128 | kEightLines | kUnused | ((address & 0x3ffff) >> 4);
+// Eight lines are 1024 bytes and follow each other. The lower half of its description is the address; `offset` bytes
+// further lies another one, at the cost of one addition.
+struct Matrix {
+  u32 place;
+};
+JITKERN_DEVICE Matrix swizzled_matrix(SharedAddress address) {
+  constexpr u32 kUnused = 1u << 16;
+  return Matrix{kUnused | (address & 0x3ffff) >> 4};
+}
+JITKERN_DEVICE u64 description(Matrix matrix, int offset) {
+  constexpr u32 kSwizzle128 = 1u << 30, kEightLines = 1024 >> 4;
+  return static_cast<u64>(kSwizzle128 | kEightLines) << 32 | (matrix.place + (offset >> 4));
 }
 
 JITKERN_DEVICE void warpgroup_begin() { asm volatile("wgmma.fence.sync.aligned;" ::: "memory"); }
