@@ -118,12 +118,12 @@ def worst_error(problem: Problem, turn: int, requests: Sequence[int], causal: bo
     return worst
 
 
-def bench_jitkern(problem: Problem, shape: tuple[int, int, int, int], tuning: Any) -> dict[str, float]:
+def bench_jitkern(problem: Problem, shape: tuple[int, int, int, int], tuning: Any, pdl: bool) -> dict[str, float]:
     from jitkern.ops.mla import MLADecode
     from jitkern.ops.mla_plan import Tuning
 
     batch, _, heads, q_len = shape
-    decode = MLADecode(batch, heads, 1, q_len, torch.bfloat16, "cuda", D, DV, PAGE, tuning=tuning or Tuning)
+    decode = MLADecode(batch, heads, 1, q_len, torch.bfloat16, "cuda", D, DV, PAGE, tuning=tuning or Tuning, pdl=pdl)
     causal = q_len > 1
 
     def plan(_: int) -> None:
@@ -187,7 +187,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     table = []
     for shape in chosen:
         problem = make_problem(*shape, flush)
-        results = {"jitkern": bench_jitkern(problem, shape, tuning)}
+        results = {"jitkern": bench_jitkern(problem, shape, tuning, False), "jitkern pdl": bench_jitkern(problem, shape, tuning, True)}
         if options.flashmla:
             results["flashmla"] = bench_flashmla(problem, shape)
         for name, figures in results.items():

@@ -5,10 +5,11 @@
 // Requests of one piece were written by the decode and are left alone. A request without keys, a pad among them, gets
 // O = 0 and L = `empty_lse`. The order of the sum is that of the keys, so the result is the same to the bit on each run.
 //
-// Launch: grid (slots * tiles), slots = min(batch, parts), tiles = ceil(heads * q_len / join_rows). Slot s joins the
-// s-th split request and clears the pads s, s + slots, ... A block takes join_rows rows. With few pieces each of its warps
-// joins whole rows by itself; with many, or a single row, its warps share the pieces of a row and meet in shared memory.
-// Bytes moved: (4 kDV + 4) a piece and row of a split request, kDV sizeof(T) + 4 a row written.
+// A unit is a stripe of 128 columns of one row. Launch: grid (slots * tiles), slots = min(batch, parts), tiles =
+// ceil(units / join_units). Slot s joins the s-th split request and clears the pads s, s + slots, ... A block takes
+// join_units units. With few pieces each of its warps joins units by itself; with many, or a single unit, its warps share
+// the pieces of a unit and meet in shared memory.
+// Bytes moved: (4 kDV + 16) a piece and row of a split request, kDV sizeof(T) + 4 a row written.
 //
 // Holes (-D): JITKERN_ENTRY, JITKERN_T, JITKERN_D, JITKERN_DV.
 #include "include/block_scan.cuh"
@@ -18,12 +19,13 @@
 
 namespace jitkern {
 
-constexpr int kPack = 4;
+constexpr int kPack = JITKERN_ON_GPU ? 4 : kDV;
 constexpr int kThreads = JITKERN_ON_GPU ? 256 : 1;
 constexpr int kWarps = kThreads / kWarp;
-constexpr int kLanePacks = kDV / (kPack * kWarp);  // of a row that one lane holds
-constexpr int kAhead = JITKERN_ON_GPU ? 4 : 1;  // pieces of a warp whose loads are in flight together
-constexpr int kFew = 4 * kAhead;                // pieces
+constexpr int kStripe = kPack * kWarp;  // columns of a unit, a pack for each lane
+constexpr int kStripes = kDV / kStripe;
+constexpr int kAhead = JITKERN_ON_GPU ? 8 : 1;  // pieces of a warp whose loads are in flight together
+constexpr int kFew = 3 * kAhead;
 
 #if !JITKERN_ON_GPU
 JITKERN_DEVICE float exp2_fast(float x) { return __builtin_exp2f(x); }
@@ -38,11 +40,12 @@ JITKERN_DEVICE void store_quad(const DecodeParams& p, T* to, const float (&x)[kP
     for (int e = 0; e < kPack; ++e) to[e] = pack.element[e];
 }
 
-JITKERN_DEVICE void write_empty(const DecodeParams& p, i32 request, Row row, int thread) {
-  T* out = p.out + at(p.out_stride, request, row);
+JITKERN_DEVICE void write_empty(const DecodeParams& p, i32 request, i32 rows_k, i32 unit, int lane) {
+  const i32 r = unit / kStripes, column = unit % kStripes * kStripe + lane * kPack;
+  const Row row = row_of(p, r / rows_k, r % rows_k);
   const float zeros[kPack] = {};
-  for (int c = thread * kPack; c < kDV; c += kThreads * kPack) store_quad(p, out + c, zeros);
-  if (thread == 0) p.lse[at(p.lse_stride, request, row)] = p.empty_lse;
+  store_quad(p, p.out + at(p.out_stride, request, row) + column, zeros);
+  if (column == 0) p.lse[at(p.lse_stride, request, row)] = p.empty_lse;
 }
 
 struct Pieces {
@@ -68,62 +71,49 @@ JITKERN_DEVICE float joined_lse(const Pieces& pieces, int lane) {
 }
 
 struct Batch {  // a lane's columns of kAhead pieces, loaded together
-  Pack<f32, kPack> out[kAhead][kLanePacks];
+  Pack<f32, kPack> out[kAhead];
   float lse[kAhead];
 };
-JITKERN_DEVICE void load_batch(Batch& batch, const Pieces& pieces, i32 first, i32 step, int lane) {
+JITKERN_DEVICE void load_batch(Batch& batch, const Pieces& pieces, i32 first, i32 step, int column) {
+#pragma unroll
   for (int i = 0; i < kAhead; ++i) {
-    if (first + i * step >= pieces.count) break;
+    if (first + i * step >= pieces.count) continue;
     const i64 row = (first + i * step) * pieces.stride;
     batch.lse[i] = pieces.lse[row];
-    for (int c = 0; c < kLanePacks; ++c)
-      batch.out[i][c] = load_pack<f32, kPack>(pieces.out + row * kDV + (c * kWarp + lane) * kPack);
+    batch.out[i] = load_pack<f32, kPack>(pieces.out + row * kDV + column);
   }
 }
 
-using Columns = float[kLanePacks][kPack];  // a lane's columns: pack c is at (c kWarp + lane) kPack
-using Sums = float[kWarps][kDV];
+using Columns = float[kPack];  // of one lane
 
 // Adds up the pieces first, first + step, ...; returns the joined L of all of them.
-JITKERN_DEVICE float add_pieces(const Pieces& pieces, Columns& sum, i32 first, i32 step, int lane) {
+JITKERN_DEVICE float add_pieces(const Pieces& pieces, Columns& sum, i32 first, i32 step, int column, int lane) {
   Batch batch;
-  load_batch(batch, pieces, first, step, lane);  // before L is known: it does not wait for it
+  load_batch(batch, pieces, first, step, column);  // before L is known: it does not wait for it
   const float lse = joined_lse(pieces, lane);
 #pragma unroll 1
   for (i32 start = first; start < pieces.count; start += kAhead * step) {
-    if (start > first) load_batch(batch, pieces, start, step, lane);
+    if (start > first) load_batch(batch, pieces, start, step, column);
+#pragma unroll
     for (int i = 0; i < kAhead; ++i) {
-      if (start + i * step >= pieces.count) break;
+      if (start + i * step >= pieces.count) continue;
       const float weight = lse == kMinusInfinity ? 0.0f : exp2_fast(batch.lse[i] - lse);
-      for (int c = 0; c < kLanePacks; ++c)
-        for (int e = 0; e < kPack; ++e) sum[c][e] += weight * batch.out[i][c].element[e];
+      for (int e = 0; e < kPack; ++e) sum[e] += weight * batch.out[i].element[e];
     }
   }
   return lse;
 }
 
-JITKERN_DEVICE void store_lse(const DecodeParams& p, i32 request, Row row, float lse) {
-  p.lse[at(p.lse_stride, request, row)] = lse == kMinusInfinity ? p.empty_lse : lse * p.lse_unit;
-}
+using Sums = float[kWarps][kStripe];
 
-JITKERN_DEVICE void store_columns(const DecodeParams& p, T* out, const Columns& sum, int lane) {
-  for (int c = 0; c < kLanePacks; ++c) store_quad(p, out + (c * kWarp + lane) * kPack, sum[c]);
-}
-
-// Adds up what the warps have and stores it.
-JITKERN_DEVICE void meet_and_store(const DecodeParams& p, T* out, const Columns& sum, i32 count, Sums& sums, int thread) {
-  const int warp = thread / kWarp, lane = thread % kWarp;
-  for (int c = 0; c < kLanePacks; ++c)
-    for (int e = 0; e < kPack; ++e) sums[warp][(c * kWarp + lane) * kPack + e] = sum[c][e];
+// Adds up what the warps have; the first warp gets it.
+JITKERN_DEVICE void meet(Columns& sum, i32 count, Sums& sums, int warp, int lane) {
+  for (int e = 0; e < kPack; ++e) sums[warp][lane * kPack + e] = sum[e];
   block_barrier();
-  const int warps = min_of(kWarps, count);
-  for (int c = thread * kPack; c < kDV; c += kThreads * kPack) {
-    float total[kPack] = {};
-    for (int w = 0; w < warps; ++w)
-      for (int e = 0; e < kPack; ++e) total[e] += sums[w][c + e];
-    store_quad(p, out + c, total);
-  }
-  block_barrier();  // before the sums are used for the next row
+  const int warps = warp == 0 ? min_of(kWarps, count) : 0;
+  for (int w = 1; w < warps; ++w)
+    for (int e = 0; e < kPack; ++e) sum[e] += sums[w][lane * kPack + e];
+  block_barrier();  // before the sums are used for the next unit
 }
 
 JITKERN_DEVICE Pieces pieces_of(const DecodeParams& p, i32 first_row, i32 count, i32 row) {
@@ -139,34 +129,35 @@ JITKERN_EXPORT(jitkern::DecodeParams)
 JITKERN_KERNEL(jitkern::DecodeParams, jitkern::kThreads) {
   using namespace jitkern;
   JITKERN_SHARED Sums sums;
-  const int thread = static_cast<int>(threadIdx.x);
-  const i32 rows_k = p.group * p.q_len, rows = rows_k * p.heads_k;
-  const i32 tiles = ceil_div(rows, p.join_rows);
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
+  const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp, lane = thread % kWarp;
+  const i32 rows_k = p.group * p.q_len, units = rows_k * p.heads_k * kStripes;
+  const i32 tiles = ceil_div(units, p.join_units);
   const i32 slot = static_cast<i32>(blockIdx.x / static_cast<u32>(tiles));
   const i32 slots = static_cast<i32>(gridDim.x / static_cast<u32>(tiles));
-  const i32 first = (static_cast<i32>(blockIdx.x) - slot * tiles) * p.join_rows;
-  const i32 last = min_of(first + p.join_rows, rows);
-  const i32 split = p.plan.split[slot];
+  const i32 first = (static_cast<i32>(blockIdx.x) - slot * tiles) * p.join_units;
+  const i32 last = min_of(first + p.join_units, units);
+  const Split split = p.plan.split[slot];
 #pragma unroll 1
   for (i32 request = slot; request < p.batch; request += slots) {
     if (p.plan.rows[request] != kEmpty) continue;
 #pragma unroll 1
-    for (i32 row = first; row < last; ++row)
-      write_empty(p, request, row_of(p, row / rows_k, row % rows_k), thread);
+    for (i32 unit = first + warp; unit < last; unit += kWarps) write_empty(p, request, rows_k, unit, lane);
   }
-  if (split < 0 || split >= p.batch) return;
-  const i32 first_row = p.plan.rows[split];
-  const i32 count = p.plan.num_splits[split + 1] - p.plan.num_splits[split];
-  const bool by_warp = p.join_rows > 1 && count <= kFew;
-  const int warp = thread / kWarp, lane = thread % kWarp;
+  if (split.request < 0 || split.request >= p.batch) return;
+  const bool by_warp = p.join_units > 1 && split.pieces <= kFew;
 #pragma unroll 1
-  for (i32 row = first + (by_warp ? warp : 0); row < last; row += by_warp ? kWarps : 1) {
-    const Row where = row_of(p, row / rows_k, row % rows_k);
-    T* out = p.out + at(p.out_stride, split, where);
+  for (i32 unit = first + (by_warp ? warp : 0); unit < last; unit += by_warp ? kWarps : 1) {
+    const i32 r = unit / kStripes, column = unit % kStripes * kStripe + lane * kPack;
+    const Pieces pieces = pieces_of(p, split.first_row, split.pieces, r);
     Columns sum = {};
-    const float lse = add_pieces(pieces_of(p, first_row, count, row), sum, by_warp ? 0 : warp, by_warp ? 1 : kWarps, lane);
-    if (by_warp) store_columns(p, out, sum, lane);
-    else meet_and_store(p, out, sum, count, sums, thread);
-    if (lane == 0 && (by_warp || warp == 0)) store_lse(p, split, where, lse);
+    const float lse = add_pieces(pieces, sum, by_warp ? 0 : warp, by_warp ? 1 : kWarps, column, lane);
+    if (!by_warp) meet(sum, split.pieces, sums, warp, lane);
+    if (!by_warp && warp > 0) continue;
+    const Row row = row_of(p, r / rows_k, r % rows_k);
+    store_quad(p, p.out + at(p.out_stride, split.request, row) + column, sum);
+    if (column == 0)
+      p.lse[at(p.lse_stride, split.request, row)] = lse == kMinusInfinity ? p.empty_lse : lse * p.lse_unit;
   }
 }

@@ -41,8 +41,6 @@ extern "C" __global__ void __launch_bounds__(jitkern::kThreads, 1)
   using namespace jitkern;
   extern __shared__ __align__(1024) unsigned char dynamic_shared[];
   Shared& s = *reinterpret_cast<Shared*>(dynamic_shared);
-  const Record record = p.plan.records[blockIdx.y];
-  if (record.begin_request == kIdle) return;
   const int thread = static_cast<int>(threadIdx.x), warp = uniform(thread / 32);
   const i32 head_k = static_cast<i32>(blockIdx.z);
   const i32 first = static_cast<i32>(blockIdx.x) * kRows;
@@ -56,6 +54,10 @@ extern "C" __global__ void __launch_bounds__(jitkern::kThreads, 1)
     barrier_init(shared_address(&s.q_full), kFetchArrivals * kTiles);
     barrier_init(shared_address(&s.q_empty), kConsumerWarps);
   }
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
+  const Record record = p.plan.records[blockIdx.y];
+  if (record.begin_request == kIdle) return;
   block_barrier();
   if (warp >= kConsumerWarps) {
 #if JITKERN_WARPGROUP && JITKERN_ROWS == 64

@@ -7,7 +7,7 @@
 // Two ways to cut. Even: with at most one piece a part, each request is cut into ceil(blocks / L) equal pieces, L the
 // smallest length (and at least `min_blocks`) for which the pieces fit; with more requests than parts, none is cut and
 // the parts end at whole requests. Level: parts of equal cost, a request's cost being its blocks and a fixed
-// `request_cost`; a cut that would leave a crumb below `min_blocks` moves to the request's end. Level is taken where
+// `request_cost`; a cut that would leave less than `crumb` blocks of a request moves to its end. Level is taken where
 // the longest even part is more than `slack` per cent (and `split_cost` blocks) longer than a level one.
 // At most 2 (parts - 1) pieces belong to split requests, whatever the batch: that bounds the rows of partial results.
 //
@@ -32,11 +32,12 @@ struct PlanParams {
   i32* num_splits;
   i32* rows;
   i32* order;
-  i32* split;
+  Split* split;
   i32* scratch;  // 3 (capacity + 1) words
   i32 batch, capacity;
   i32 parts, all_parts;  // workers of this step; rows of `records` and `split`
-  i32 min_blocks, request_cost, split_cost, slack;
+  i32 min_blocks, crumb, request_cost, split_cost, slack;
+  i32 unused;
 };
 
 struct Cut {
@@ -109,14 +110,14 @@ JITKERN_DEVICE i32 even_length(const Costs& costs, i32 low, i32 high, i32 parts,
 }
 
 // Where the k-th of `parts` equal shares of the cost begins.
-JITKERN_DEVICE Cut level_cut(const Costs& costs, i32 k, i32 parts, i32 min_blocks, bool whole) {
+JITKERN_DEVICE Cut level_cut(const Costs& costs, i32 k, i32 parts, i32 crumb, bool whole) {
   const i32 total = total_of(costs);
   if (k >= parts) return Cut{costs.requests, 0};
   const i32 x = static_cast<i32>(static_cast<i64>(total) * k / parts);
   const i32 rank = last_not_above(costs.prefix, costs.requests, x);
   const i32 blocks = blocks_at(costs, rank);
   const i32 block = x - costs.prefix[rank] - costs.request_cost;
-  const i32 crumb = whole ? blocks : min_blocks;
+  if (whole) crumb = blocks;
   const bool short_head = block < crumb, short_tail = blocks - block < crumb;
   if (short_head && (!short_tail || 2 * block < blocks)) return Cut{rank, 0};
   if (short_tail) return Cut{rank + 1, 0};
@@ -134,6 +135,8 @@ JITKERN_KERNEL(jitkern::PlanParams, jitkern::kThreads) {
   JITKERN_SHARED i32 cached_words[4][kCached + 1];
   JITKERN_SHARED Cut cuts[kMaxParts + 1];
   const int thread = static_cast<int>(threadIdx.x);
+  wait_for_earlier_kernels();
+  let_next_kernel_start();
   const i32 count = p.count ? max_of(min_of(*p.count, p.batch), 0) : p.batch;
 
   // Ranks and costs. A word of the scan carries two sums: cost below bit 40, requests with keys above.
@@ -171,7 +174,7 @@ JITKERN_KERNEL(jitkern::PlanParams, jitkern::kThreads) {
   const i32 blocks = total_of(costs) - requests * p.request_cost;
 
   // Even or level?
-  const i32 level_parts = max_of(1, min_of(p.parts, total_of(costs) / max_of(1, 2 * p.min_blocks)));
+  const i32 level_parts = max_of(1, min_of(p.parts, total_of(costs) / max_of(1, 2 * p.crumb)));
   const i64 level_limit = static_cast<i64>(ceil_div(total_of(costs), level_parts) + p.split_cost) * (100 + p.slack);
   const bool one_piece_each = requests <= p.parts;
   bool even;
@@ -191,7 +194,7 @@ JITKERN_KERNEL(jitkern::PlanParams, jitkern::kThreads) {
   const bool by_pieces = even && one_piece_each;
   if (!even) {
     for (i32 k = thread; k <= p.parts; k += kThreads)
-      cuts[k] = level_cut(costs, k, level_parts, p.min_blocks, false);
+      cuts[k] = level_cut(costs, k, level_parts, p.crumb, false);
     block_barrier();
   }
 
@@ -212,14 +215,15 @@ JITKERN_KERNEL(jitkern::PlanParams, jitkern::kThreads) {
       const i32 request = order[rank];
       pieces[rank] = static_cast<i32>(below & 0xffffff);
       p.rows[request] = n < 2 ? kDirect : static_cast<i32>((below >> 24) & 0xfffff);
-      if (n >= 2) p.split[below >> 44] = request;
+      if (n >= 2)
+        p.split[below >> 44] = Split{request, static_cast<i32>((below >> 24) & 0xfffff), static_cast<i32>(n), 0};
     }
     carry += sum.total;
   }
   const i32 all_pieces = static_cast<i32>(carry & 0xffffff);
   if (thread == 0) pieces[requests] = all_pieces;
 #pragma unroll 1
-  for (i32 s = static_cast<i32>(carry >> 44) + thread; s < p.all_parts; s += kThreads) p.split[s] = -1;
+  for (i32 s = static_cast<i32>(carry >> 44) + thread; s < p.all_parts; s += kThreads) p.split[s] = Split{-1, -1, -1, -1};
 #pragma unroll 1
   for (i32 r = requests + thread; r <= p.capacity; r += kThreads) p.order[r] = -1;
   block_barrier();

@@ -46,6 +46,9 @@ class MLADecode:
         page_size: tokens of a page, a power of two.
         empty_lse: L of a row that sees no key: ``+inf`` as FlashMLA has it, or ``-inf`` as merges like it.
         num_parts: workers that share the keys; default: what the device has.
+        tuning: how requests are cut.
+        pdl: let each kernel start while the one ahead of it ends (programmatic dependent launch); it waits for that one
+            before it touches anything.
         backend: ``auto``, ``nvrtc``, ``nvcc`` or ``cpu``.
     """
 
@@ -64,6 +67,7 @@ class MLADecode:
         empty_lse: float = math.inf,
         num_parts: int | None = None,
         tuning: Any = mla_plan.Tuning,
+        pdl: bool = False,
         backend: str = "auto",
     ) -> None:
         import torch
@@ -83,7 +87,8 @@ class MLADecode:
         self._number = checks.device_number(self.device)
         self._sizes = mla_geometry.device_of(self._number)
         self._num_parts = num_parts
-        self._plan = mla_plan.Plan(max_batch, self.parts(1), self.device, tuning)
+        self._pdl = pdl and self._sizes.warpgroups
+        self._plan = mla_plan.Plan(max_batch, self.parts(1), self.device, tuning, self._pdl)
         rows = max(mla_geometry.partial_rows(self.parts(n)) * n for n in range(1, max_q_len + 1)) * num_heads
         self._partial_out = torch.empty((rows, head_dim_v), dtype=torch.float32, device=self.device)
         self._partial_lse = torch.empty((rows,), dtype=torch.float32, device=self.device)
@@ -237,7 +242,7 @@ class MLADecode:
         written = [2 * stride for stride, n in zip(out.stride()[:3], out.shape[:3], strict=True) if n > 1]
         tile = self._tile(q_len)
         slots = min(batch, parts)
-        join_rows = mla_geometry.join_rows(slots, heads * q_len, self._sizes)
+        join_units, join_tiles = mla_geometry.join_units(slots, heads * q_len, self._sizes)
         pack = 8 if on_cpu else variants.widest_pack(2, addresses[2], addresses[3], *read)
         decode = self._decode(tile, pack, handle)
         lse_strides = lse.stride()
@@ -248,14 +253,14 @@ class MLADecode:
             *(batch, q_len, self.num_heads_k, group),
             *(table.shape[1], cache.shape[0], mla_geometry.page_shift(self.page_size), int(causal and q_len > 1)),
             *(int(variants.widest_pack(2, addresses[0], *written) >= 4), parts),
-            *(scale * math.log2(math.e), math.log(2) / math.log(base), self.empty_lse, join_rows),
+            *(scale * math.log2(math.e), math.log(2) / math.log(base), self.empty_lse, join_units),
         ]
         tiles = -(-group * q_len // tile.rows)
-        join_blocks = slots * -(-heads * q_len // join_rows)
         combine_block = (1 if on_cpu else mla_geometry.COMBINE_THREADS, 1, 1)
         return (
             launch.Call(
-                decode, (tiles, parts, self.num_heads_k), (tile.threads, 1, 1), _LAYOUT, values, _PATCH, tile.shared, _ALL_THREADS
+                *(decode, (tiles, parts, self.num_heads_k), (tile.threads, 1, 1)),
+                *(_LAYOUT, values, _PATCH, tile.shared, _ALL_THREADS, self._pdl),
             ),
-            launch.Call(self._combine(handle), (join_blocks, 1, 1), combine_block, _LAYOUT, values, _PATCH, 0, _ALL_THREADS),
+            launch.Call(self._combine(handle), (slots * join_tiles, 1, 1), combine_block, _LAYOUT, values, _PATCH, 0, _ALL_THREADS, self._pdl),
         )

@@ -10,7 +10,7 @@ from jitkern.variants import Variant
 
 OP = "MLADecode.plan"
 KERNEL = variants.register(variants.Kernel("mla_plan", (), (("i32", 1, ()),)))
-_LAYOUT = "8P8i"  # struct PlanParams of kernels_src/mla_plan.cu
+_LAYOUT = "8P10i"  # struct PlanParams of kernels_src/mla_plan.cu
 _PATCH = "2P"
 _THREADS = 512
 RECORD_WORDS = 8
@@ -19,7 +19,8 @@ RECORD_WORDS = 8
 class Tuning:
     """How requests are cut, in blocks of 64 tokens. Changes speed, never results beyond rounding."""
 
-    min_blocks = 4  # no piece is shorter, unless its request is
+    min_blocks = 1  # no piece of an even cut is shorter
+    crumb = 4  # nor one of a level cut, unless its request is
     request_cost = 2  # what starting a request costs beside its blocks
     split_cost = 3  # how much longer the longest part may be before even requests are cut,
     slack = 25  # and by how many per cent
@@ -34,16 +35,16 @@ class Plan:
         rows, order, split: int32, what the decode and the merge look up.
     """
 
-    def __init__(self, capacity: int, parts: int, device: Any, tuning: type[Tuning] | Tuning = Tuning) -> None:
+    def __init__(self, capacity: int, parts: int, device: Any, tuning: type[Tuning] | Tuning = Tuning, pdl: bool = False) -> None:
         import torch
 
-        self.capacity, self.parts, self.tuning = capacity, parts, tuning
+        self.capacity, self.parts, self.tuning, self._pdl = capacity, parts, tuning, pdl
         words = {
             "records": parts * RECORD_WORDS,
             "num_splits": capacity + 1,
             "rows": capacity,
             "order": capacity + 1,
-            "split": parts,
+            "split": 4 * parts,
             "scratch": 3 * (capacity + 1),
         }
         # One allocation, each buffer on a boundary of 128 bytes.
@@ -78,10 +79,10 @@ class Plan:
             *(0, 0, self.records.data_ptr(), self.num_splits.data_ptr(), self.rows.data_ptr()),
             *(self.order.data_ptr(), self.split.data_ptr(), self._scratch.data_ptr()),
             *(batch, self.capacity, parts, self.parts),
-            *(tuning.min_blocks, tuning.request_cost, tuning.split_cost, tuning.slack),
+            *(tuning.min_blocks, tuning.crumb, tuning.request_cost, tuning.split_cost, tuning.slack, 0),
         ]
         block = (1 if self._device == loader.CPU else _THREADS, 1, 1)
-        return launch.Call(self._function, (1, 1, 1), block, _LAYOUT, values, _PATCH)
+        return launch.Call(self._function, (1, 1, 1), block, _LAYOUT, values, _PATCH, pdl=self._pdl)
 
 
 def view_addresses(plan: Plan) -> tuple[int, int, int, int, int]:

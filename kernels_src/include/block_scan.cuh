@@ -24,6 +24,10 @@ JITKERN_DEVICE A warp_max(A x) {
   }
   return x;
 }
+#if __CUDA_ARCH__ >= 800  // integers have an instruction for it
+JITKERN_DEVICE i32 warp_sum(i32 x) { return static_cast<i32>(__reduce_add_sync(~0u, static_cast<u32>(x))); }
+JITKERN_DEVICE i32 warp_max(i32 x) { return __reduce_max_sync(~0u, x); }
+#endif
 JITKERN_DEVICE u64 warp_inclusive_sum(u64 x, int lane) {
   for (int d = 1; d < kWarp; d *= 2) {
     const u64 below = __shfl_up_sync(~0u, x, d);

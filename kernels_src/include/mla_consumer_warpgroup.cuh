@@ -32,15 +32,19 @@ JITKERN_DEVICE void score(Scores& scores, const Shared& s, const Place& me, Ring
   order_writes_before_matrix_reads();
   const Matrix keys = swizzled_matrix(shared_address(s.keys[ring.slot / kBlockChunks]));
   const Matrix queries = swizzled_matrix(shared_address(s.q) + me.group * kScored * 128);
+  // Two independent sums: with few rows an instruction's latency is longer than its work.
+  Scores other;
   warpgroup_begin();
 #pragma unroll
   for (int step = 0; step < kD / 16; ++step) {
     const int panel = step / 4, within = step % 4 * 32;
-    warpgroup_multiply_add<false>(scores, description(keys, panel * kPanelBytes + within),
-                                  description(queries, panel * kQueryPanelBytes + within), step > 0, T{});
+    warpgroup_multiply_add<false>(step % 2 ? other : scores, description(keys, panel * kPanelBytes + within),
+                                  description(queries, panel * kQueryPanelBytes + within), step > 1, T{});
   }
   warpgroup_commit();
   warpgroup_wait<0>();
+#pragma unroll
+  for (int i = 0; i < kScored / 2; ++i) scores[i] += other[i];
 }
 
 // Scales the scores, and sets those of keys that a row does not see to -inf.

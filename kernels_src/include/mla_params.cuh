@@ -45,7 +45,7 @@ struct DecodeParams {
   f32 scale;      // of the scores, times log2(e)
   f32 lse_unit;   // log(2) in the base of `lse`
   f32 empty_lse;  // L of a row that sees no key
-  i32 join_rows;  // rows that one block of the merge takes
+  i32 join_units;  // stripes of rows that one block of the merge takes
 };
 
 // A value that all lanes of a warp hold alike, told to the compiler: it then computes addresses and branches once a warp.

@@ -7,13 +7,27 @@
 
 namespace jitkern {
 
+// With programmatic launch a kernel may start before those ahead of it have finished: it then waits here, before it
+// reads or writes anything. Without, and on older GPUs, nothing happens.
+JITKERN_DEVICE void wait_for_earlier_kernels() {
+#if JITKERN_ON_GPU && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.wait;" ::: "memory");
+#endif
+}
+// Lets the next kernel start, up to its own wait for this one's end.
+JITKERN_DEVICE void let_next_kernel_start() {
+#if JITKERN_ON_GPU && __CUDA_ARCH__ >= 900
+  asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
+#endif
+}
+
 constexpr i32 kBlockTokens = 64;
 constexpr i32 kDirect = -1;  // in `rows`: the request is one piece, its result goes straight to the output
 constexpr i32 kEmpty = -2;   // in `rows`: no keys; the merge writes O = 0 and the L of an empty row
 constexpr i32 kIdle = -1;    // in a record: the part has no work
 
 // Eight words, the first seven with FlashMLA's meaning.
-struct Record {
+struct alignas(16) Record {
   i32 begin_request, end_request;  // both included; begin_request is kIdle where there is nothing to do
   i32 begin_block, end_block;      // of the first request, and (not included) of the last
   i32 begin_piece;                 // number of the first request's piece
@@ -27,12 +41,16 @@ JITKERN_DEVICE i32 max_of(i32 a, i32 b) { return a > b ? a : b; }
 JITKERN_DEVICE i32 ceil_div(i32 a, i32 b) { return static_cast<i32>((static_cast<u32>(a) + b - 1) / b); }
 JITKERN_DEVICE i32 blocks_of(i32 tokens) { return tokens > 0 ? ceil_div(tokens, kBlockTokens) : 0; }
 
+struct alignas(16) Split {  // a request of several pieces; -1 in all words behind the last
+  i32 request, first_row, pieces, unused;
+};
+
 struct PlanView {  // what the decode and the merge are given
   const Record* records;
   const i32* order;       // requests that have keys, ascending; then -1
   const i32* rows;        // first partial row of a split request, or kDirect, or kEmpty
   const i32* num_splits;  // prefix sums of the pieces; a request counts at least 1
-  const i32* split;       // requests that are split, ascending; then -1
+  const Split* split;     // requests that are split, ascending
 };
 
 struct KeyRange {
