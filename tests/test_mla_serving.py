@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 
 import pytest
 import torch
@@ -12,6 +13,16 @@ from tests.mla_oracle import assert_decoded, reference
 from tests.mla_serving import Engine
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Thousands of tiny products: torch's threads would only wait for each other."""
+    threads = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(threads)
+
+
+@pytest.mark.usefixtures("one_thread")
 @pytest.mark.parametrize(("q_len", "heads"), [(1, 3), (2, 2)])
 def test_five_hundred_steps(q_len: int, heads: int) -> None:
     engine = Engine(capacity=6, heads=heads, q_len=q_len)
