@@ -7,8 +7,8 @@
 //
 // A unit is a stripe of 128 columns of one row. Launch: grid (slots * tiles), slots = min(batch, parts), tiles =
 // ceil(units / join_units). Slot s joins the s-th split request and clears the pads s, s + slots, ... A block takes
-// join_units units. With few pieces each of its warps joins units by itself; with many, or a single unit, its warps share
-// the pieces of a unit and meet in shared memory.
+// join_units units. With few pieces each of its warps joins units by itself; with many, or few units, its warps share the
+// pieces of a unit and meet in shared memory.
 // Bytes moved: (4 kDV + 16) a piece and row of a split request, kDV sizeof(T) + 4 a row written.
 //
 // Holes (-D): JITKERN_ENTRY, JITKERN_T, JITKERN_D, JITKERN_DV.
@@ -146,7 +146,7 @@ JITKERN_KERNEL(jitkern::DecodeParams, jitkern::kThreads) {
     for (i32 unit = first + warp; unit < last; unit += kWarps) write_empty(p, request, rows_k, unit, lane);
   }
   if (split.request < 0 || split.request >= p.batch) return;
-  const bool by_warp = p.join_units > 1 && split.pieces <= kFew;
+  const bool by_warp = p.join_units >= kWarps && split.pieces <= kFew;
 #pragma unroll 1
   for (i32 unit = first + (by_warp ? warp : 0); unit < last; unit += by_warp ? kWarps : 1) {
     const i32 r = unit / kStripes, column = unit % kStripes * kStripe + lane * kPack;

@@ -26,8 +26,10 @@
 
 #if JITKERN_ON_GPU
 #include "include/mla_ring.cuh"
-#if JITKERN_WARPGROUP
-#include "include/mla_consumer_warpgroup.cuh"
+#if JITKERN_WARPGROUP && JITKERN_ROWS > 32
+#include "include/mla_consumer_wide.cuh"
+#elif JITKERN_WARPGROUP
+#include "include/mla_consumer_narrow.cuh"
 #else
 #include "include/mla_consumer.cuh"
 #endif

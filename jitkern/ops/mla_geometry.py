@@ -15,7 +15,7 @@ BLOCK_TOKENS = 64
 MAX_PARTS = 1024  # kMaxParts of kernels_src/mla_plan.cu
 COMBINE_THREADS = 256  # kThreads of kernels_src/mla_combine.cu
 _COMBINE_STRIPES = 4  # kStripes of kernels_src/mla_combine.cu, for 512 columns
-_COMBINE_BLOCKS = 4  # of the merge on each multiprocessor; more only start and find nothing to do
+_COMBINE_BLOCKS = 2  # of the merge on each multiprocessor; more only start and find nothing to do
 _BLOCK_CHUNKS = 4  # chunks of 16 tokens in a block
 _CPU_TILE_ROWS = 32
 
@@ -133,13 +133,13 @@ def partial_rows(parts_: int) -> int:
 def join_units(slots: int, rows: int, device: Device) -> tuple[int, int]:
     """(units that one block of the merge takes, blocks of a slot). A unit is a stripe of a row.
 
-    One unit a block, or with many units one for each of its warps and more: its blocks should fit on the device at once,
-    as most of them only find out that there is nothing to do.
+    One unit a block or two, or with many units one for each of its warps and more: its blocks should fit on the device at
+    once, as most of them only find out that there is nothing to do.
     """
     units = rows * (1 if device.number == CPU else _COMBINE_STRIPES)
     most = max(device.workers * _COMBINE_BLOCKS // slots, 1)
     needed = -(-units // most)
-    each = 1 if needed == 1 else _round_up(needed, COMBINE_THREADS // 32)
+    each = needed if needed <= 2 else _round_up(needed, COMBINE_THREADS // 32)
     return each, -(-units // each)
 
 

@@ -1,10 +1,13 @@
 // The decode of one (tile of rows, part, KV head) by one thread block with warpgroup matrix instructions.
 //
-// Everything is transposed, so that a tile may have few rows: the instruction's 64 rows are tokens, then value columns,
-// and its N is the tile's rows.
+// Two shapes. Up to 32 rows everything is transposed, so that the instruction's 64 rows are tokens, then value columns, and
+// its N is the tile's rows; one warpgroup does it all (mla_consumer_narrow.cuh):
 //   scores   S^T [64 tokens, rows] = K Q^T          K as it lies in memory, token by token
-//   values   O^T [kDV, rows] += V^T P^T             V^T is the same K, its lines read across; P^T goes by shared memory
-// Up to 32 rows one warpgroup does it all. With 64, two share the rows of the scores and the columns of the result.
+//   values   O^T [kDV, rows] += V^T P^T             V^T is the same K, read across its lines
+// With 64 rows the tile's rows are the instruction's; two warpgroups share the tokens of the scores and the columns of the
+// result (mla_consumer_wide.cuh):
+//   scores   S [64 rows, 64 tokens] = Q K^T         values   O [64 rows, kDV] += P V
+// Weights go from one to the other by shared memory, a line for each row of the tile.
 // Keys and queries lie in lines of 128 bytes (64 columns), swizzled as the instruction wants them.
 #pragma once
 #include "include/mla_ring.cuh"
@@ -21,14 +24,12 @@ constexpr int kThreads = kConsumers + 32 * kProducerWarps;
 constexpr int kPanelBytes = kBlockTokens * 128;  // 64 columns of a block
 constexpr int kPanels = kD / 64;
 constexpr int kQueryPanelBytes = kRows * 128;
-constexpr int kScored = kRows / kWarpgroups;            // rows whose scores one warpgroup makes
-constexpr int kStripes = kDV / 64 / kWarpgroups;        // 64-column stripes of the result that one warpgroup owns
 
 struct Shared {
   alignas(1024) unsigned char keys[kChunks / kBlockChunks][kPanels * kPanelBytes];
   alignas(1024) unsigned char q[kPanels * kQueryPanelBytes];
   alignas(1024) unsigned char weights[kRows * 128];
-  alignas(16) float maxima[kRows][4];  // by warp, that is by 16 tokens of the block
+  alignas(16) float maxima[kRows][4];  // by 16 tokens of the block, or by warpgroup
   alignas(16) float sums[kRows][4];
   u32 reached[kChunks];  // bit t: token t of the chunk counts
   alignas(8) u64 full[kChunks], empty[kChunks], q_full, q_empty;

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import warnings
 
 import pytest
 import torch
@@ -140,7 +141,9 @@ def test_no_allocation_and_no_synchronisation() -> None:
     mla.plan(step.cache_seqlens)
     mla.run(*step.operands(), out=out, lse=lse)
     before = torch.cuda.memory_stats()["allocation.all.allocated"]
-    torch.cuda.set_sync_debug_mode("error")
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # that the mode is a prototype
+        torch.cuda.set_sync_debug_mode("error")
     try:
         for _ in range(10):
             mla.plan(step.cache_seqlens)
@@ -176,7 +179,7 @@ def test_a_variant_that_is_not_ready_is_refused_during_capture() -> None:
 def test_a_graph_holds_three_kernels_and_nothing_else() -> None:
     step, _ = step_of([100, 2000], 16)
     captured = Captured(step, decoder(step))
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA], acc_events=True) as profile:
         captured.replay()
         torch.cuda.synchronize()
     names = [e.name for e in profile.events() if e.device_type == torch.autograd.DeviceType.CUDA]

@@ -1,17 +1,19 @@
-// The consumer warpgroups of the decode: scores, online softmax, values, and the result of a piece, all transposed.
+// The consumer warpgroup of the decode with up to 32 rows: scores, online softmax, values, and the result of a piece, all
+// transposed: what a lane holds are tokens (later columns) of a few rows.
 #pragma once
 #include "include/mla_tile_warpgroup.cuh"
 
 namespace jitkern {
 
 struct Place {  // of a consumer thread
-  int lane, group, warp;  // warp within its warpgroup
-  int token;              // lane / 4: it holds tokens 16 warp + token and that + 8 (or columns, of each stripe)
-  int row;                // 2 (lane % 4): and rows row, row + 1 of each 8
+  int lane, warp;
+  int token;  // lane / 4: it holds tokens 16 warp + token and that + 8 (or columns, of each stripe)
+  int row;    // 2 (lane % 4): and rows row, row + 1 of each 8
 };
 
-using Scores = float[kScored / 2];         // of the warpgroup's own rows; element 4 j + 2 half + e
-using Result = float[kStripes][kRows / 2];  // likewise, of all rows
+constexpr int kStripes = kDV / 64;          // of the result, 64 columns each
+using Scores = float[kRows / 2];            // element 4 j + 2 half + e
+using Result = float[kStripes][kRows / 2];  // likewise
 using PerRow = float[kRows / 4];            // element 2 j + e: row 8 j + row + e
 
 JITKERN_DEVICE void consumers_meet() {
@@ -31,20 +33,16 @@ JITKERN_DEVICE void score(Scores& scores, const Shared& s, const Place& me, Ring
   for (int c = 0; c < kBlockChunks; ++c) barrier_wait(shared_address(&s.full[ring.slot + c]), ring.parity);
   order_writes_before_matrix_reads();
   const Matrix keys = swizzled_matrix(shared_address(s.keys[ring.slot / kBlockChunks]));
-  const Matrix queries = swizzled_matrix(shared_address(s.q) + me.group * kScored * 128);
-  // Two independent sums: with few rows an instruction's latency is longer than its work.
-  Scores other;
+  const Matrix queries = swizzled_matrix(shared_address(s.q));
   warpgroup_begin();
 #pragma unroll
   for (int step = 0; step < kD / 16; ++step) {
     const int panel = step / 4, within = step % 4 * 32;
-    warpgroup_multiply_add<false>(step % 2 ? other : scores, description(keys, panel * kPanelBytes + within),
-                                  description(queries, panel * kQueryPanelBytes + within), step > 1, T{});
+    warpgroup_multiply_add<false, false>(scores, description(keys, panel * kPanelBytes + within),
+                                  description(queries, panel * kQueryPanelBytes + within), step > 0, T{});
   }
   warpgroup_commit();
   warpgroup_wait<0>();
-#pragma unroll
-  for (int i = 0; i < kScored / 2; ++i) scores[i] += other[i];
 }
 
 // Scales the scores, and sets those of keys that a row does not see to -inf.
@@ -55,12 +53,12 @@ JITKERN_DEVICE void mask(const DecodeParams& p, Scores& scores, const Shared& s,
   const i32 token = block * kBlockTokens + 16 * me.warp + me.token;
   const bool ragged = p.causal && (block + 1) * kBlockTokens > piece.length - p.q_len;  // rows differ in this block
 #pragma unroll
-  for (int j = 0; j < kScored / 8; ++j)
+  for (int j = 0; j < kRows / 8; ++j)
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       i32 end = 0x7fffffff;
       if (ragged) {
-        const i32 r = first + me.group * kScored + 8 * j + me.row + e;
+        const i32 r = first + 8 * j + me.row + e;
         end = visible(p, piece.length, min_of(row_of(p, 0, r).token, p.q_len - 1));
       }
 #pragma unroll
@@ -72,8 +70,8 @@ JITKERN_DEVICE void mask(const DecodeParams& p, Scores& scores, const Shared& s,
 }
 
 struct Softmax {
-  PerRow max;               // of all rows
-  float sum[kScored / 4];   // of the weights this thread has made, for the warpgroup's own rows
+  PerRow max;
+  PerRow sum;  // of the weights that this thread has made
 };
 
 // Where the weight of a row and token goes: P^T as the instruction's B wants it, a line of 64 tokens for each row.
@@ -82,16 +80,15 @@ JITKERN_DEVICE u16* weight_place(Shared& s, int row, int token) {
 }
 
 JITKERN_DEVICE void weigh(const Scores& scores, Softmax& softmax, PerRow& decay, Shared& s, const Place& me) {
-  const int own = me.group * kScored;
 #pragma unroll
-  for (int j = 0; j < kScored / 8; ++j)
+  for (int j = 0; j < kRows / 8; ++j)
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const float max = across_tokens_max(fmaxf(scores[4 * j + e], scores[4 * j + 2 + e]));
-      if (me.token == 0) s.maxima[own + 8 * j + me.row + e][me.warp] = max;
+      if (me.token == 0) s.maxima[8 * j + me.row + e][me.warp] = max;
     }
   consumers_meet();
-  float own_shift[kScored / 4], own_decay[kScored / 4];
+  PerRow shift;
 #pragma unroll
   for (int j = 0; j < kRows / 8; ++j)
 #pragma unroll
@@ -99,25 +96,23 @@ JITKERN_DEVICE void weigh(const Scores& scores, Softmax& softmax, PerRow& decay,
       const float4 quarters = *reinterpret_cast<const float4*>(s.maxima[8 * j + me.row + e]);
       const int i = 2 * j + e;
       const float max = fmaxf(fmaxf(softmax.max[i], fmaxf(quarters.x, quarters.y)), fmaxf(quarters.z, quarters.w));
-      const float shift = max == kMinusInfinity ? 0.0f : max;
-      decay[i] = exp2_fast(softmax.max[i] - shift);
+      shift[i] = max == kMinusInfinity ? 0.0f : max;
+      decay[i] = exp2_fast(softmax.max[i] - shift[i]);
       softmax.max[i] = max;
-      const int mine = i % (kScored / 4);
-      if (kWarpgroups == 1 || i / (kScored / 4) == me.group) own_shift[mine] = shift, own_decay[mine] = decay[i];
     }
 #pragma unroll
-  for (int j = 0; j < kScored / 8; ++j)
+  for (int j = 0; j < kRows / 8; ++j)
 #pragma unroll
     for (int e = 0; e < 2; ++e) {
       const int i = 2 * j + e;
-      float sum = softmax.sum[i] * own_decay[i];
+      float sum = softmax.sum[i] * decay[i];
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
-        const float weight = exp2_fast(scores[4 * j + 2 * half + e] - own_shift[i]);
+        const float weight = exp2_fast(scores[4 * j + 2 * half + e] - shift[i]);
         sum += weight;
         T narrowed;
         narrow(weight, narrowed);
-        *weight_place(s, own + 8 * j + me.row + e, 16 * me.warp + 8 * half + me.token) = narrowed.bits;
+        *weight_place(s, 8 * j + me.row + e, 16 * me.warp + 8 * half + me.token) = narrowed.bits;
       }
       softmax.sum[i] = sum;
     }
@@ -137,15 +132,14 @@ JITKERN_DEVICE void rescale(Result& out, const PerRow& decay) {
 }
 
 JITKERN_DEVICE void accumulate(Result& out, Shared& s, const Place& me, Ring ring) {
-  const Matrix values =
-      swizzled_matrix(shared_address(s.keys[ring.slot / kBlockChunks]) + me.group * kStripes * kPanelBytes);
+  const Matrix values = swizzled_matrix(shared_address(s.keys[ring.slot / kBlockChunks]));
   const Matrix weights = swizzled_matrix(shared_address(s.weights));
   warpgroup_begin();
 #pragma unroll
   for (int step = 0; step < kBlockTokens / 16; ++step)
 #pragma unroll
     for (int stripe = 0; stripe < kStripes; ++stripe)
-      warpgroup_multiply_add<true>(out[stripe], description(values, stripe * kPanelBytes + step * 16 * 128),
+      warpgroup_multiply_add<true, false>(out[stripe], description(values, stripe * kPanelBytes + step * 16 * 128),
                                    description(weights, step * 32), 1, T{});
   warpgroup_commit();
   warpgroup_wait<0>();
@@ -160,7 +154,7 @@ JITKERN_DEVICE void for_each_pair(const Result& out, int i, const Place& me, Sto
   for (int stripe = 0; stripe < kStripes; ++stripe) {
     const float low = out[stripe][4 * (i / 2) + i % 2], high = out[stripe][4 * (i / 2) + 2 + i % 2];
     const float other = __shfl_xor_sync(~0u, odd ? low : high, 4);
-    const int column = 64 * (me.group * kStripes + stripe) + 16 * me.warp + (odd ? 8 + me.token - 1 : me.token);
+    const int column = 64 * stripe + 16 * me.warp + (odd ? 8 + me.token - 1 : me.token);
     store(column, odd ? other : low, odd ? high : other);
   }
 }
@@ -180,7 +174,7 @@ JITKERN_DEVICE void store_row(const DecodeParams& p, const Piece& piece, i32 hea
   const bool empty = sum == 0.0f;
   const float inverse = empty ? 0.0f : 1.0f / sum;
   const float lse = empty ? kMinusInfinity : max + log2_fast(sum);
-  const bool writes_lse = real && me.group == 0 && me.warp == 0 && me.token == 0;
+  const bool writes_lse = real && me.warp == 0 && me.token == 0;
   if (piece.partial_row == kDirect) {
     const Row row = row_of(p, head_k, r);
     T* to = p.out + at(p.out_stride, piece.request, row);
@@ -200,9 +194,9 @@ JITKERN_DEVICE void store_row(const DecodeParams& p, const Piece& piece, i32 hea
 
 JITKERN_DEVICE void sum_over_tokens(PerRow& sums, const Softmax& softmax, Shared& s, const Place& me) {
 #pragma unroll
-  for (int i = 0; i < kScored / 4; ++i) {
+  for (int i = 0; i < kRows / 4; ++i) {
     const float sum = across_tokens_sum(softmax.sum[i]);
-    if (me.token == 0) s.sums[me.group * kScored + 8 * (i / 2) + me.row + i % 2][me.warp] = sum;
+    if (me.token == 0) s.sums[8 * (i / 2) + me.row + i % 2][me.warp] = sum;
   }
   consumers_meet();
 #pragma unroll
@@ -248,7 +242,6 @@ JITKERN_DEVICE void consume(const DecodeParams& p, Shared& s, const Record& reco
                             int thread) {
   Place me;
   me.lane = thread % 32;
-  me.group = uniform(thread / 128);
   me.warp = uniform(thread / 32 % 4);
   me.token = me.lane / 4;
   me.row = 2 * (me.lane % 4);
