@@ -129,7 +129,7 @@ JITKERN_EXPORT(jitkern::DecodeParams)
 JITKERN_KERNEL(jitkern::DecodeParams, jitkern::kThreads) {
   using namespace jitkern;
   JITKERN_SHARED Sums sums;
-  wait_for_earlier_kernels();
+  wait_for_predecessor();
   let_next_kernel_start();
   const int thread = static_cast<int>(threadIdx.x), warp = thread / kWarp, lane = thread % kWarp;
   const i32 rows_k = p.group * p.q_len, units = rows_k * p.heads_k * kStripes;

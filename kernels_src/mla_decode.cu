@@ -56,7 +56,7 @@ extern "C" __global__ void __launch_bounds__(jitkern::kThreads, 1)
     barrier_init(shared_address(&s.q_full), kFetchArrivals * kTiles);
     barrier_init(shared_address(&s.q_empty), kConsumerWarps);
   }
-  wait_for_earlier_kernels();
+  wait_for_predecessor();
   let_next_kernel_start();
   const Record record = p.plan.records[blockIdx.y];
   if (record.begin_request == kIdle) return;

@@ -135,7 +135,7 @@ JITKERN_KERNEL(jitkern::PlanParams, jitkern::kThreads) {
   JITKERN_SHARED i32 cached_words[4][kCached + 1];
   JITKERN_SHARED Cut cuts[kMaxParts + 1];
   const int thread = static_cast<int>(threadIdx.x);
-  wait_for_earlier_kernels();
+  wait_for_predecessor();
   let_next_kernel_start();
   const i32 count = p.count ? max_of(min_of(*p.count, p.batch), 0) : p.batch;
 

@@ -7,14 +7,7 @@
 
 namespace jitkern {
 
-// With programmatic launch a kernel may start before those ahead of it have finished: it then waits here, before it
-// reads or writes anything. Without, and on older GPUs, nothing happens.
-JITKERN_DEVICE void wait_for_earlier_kernels() {
-#if JITKERN_ON_GPU && __CUDA_ARCH__ >= 900
-  asm volatile("griddepcontrol.wait;" ::: "memory");
-#endif
-}
-// Lets the next kernel start, up to its own wait for this one's end.
+// Lets the next kernel start early, up to its own wait_for_predecessor(). Nothing of ours is visible to it before.
 JITKERN_DEVICE void let_next_kernel_start() {
 #if JITKERN_ON_GPU && __CUDA_ARCH__ >= 900
   asm volatile("griddepcontrol.launch_dependents;" ::: "memory");
