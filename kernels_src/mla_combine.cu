@@ -32,19 +32,29 @@ JITKERN_DEVICE float exp2_fast(float x) { return __builtin_exp2f(x); }
 JITKERN_DEVICE float log2_fast(float x) { return __builtin_log2f(x); }
 #endif
 
-JITKERN_DEVICE void store_quad(const DecodeParams& p, T* to, const float (&x)[kPack]) {
-  Pack<T, kPack> pack;
-  for (int e = 0; e < kPack; ++e) narrow(x[e], pack.element[e]);
-  if (p.out_aligned) store_pack<T, kPack>(to, pack);
-  else
-    for (int e = 0; e < kPack; ++e) to[e] = pack.element[e];
+using Columns = float[kPack];  // of one lane
+
+// Rounds and stores; `out_aligned` says whether that may be one access.
+JITKERN_DEVICE void store_columns(const DecodeParams& p, T* to, const Columns& x) {
+#if JITKERN_ON_GPU
+  if (p.out_aligned) return store_pack<T, kPack>(to, narrow_pack<T, kPack>(x));
+#endif
+  for (int e = 0; e < kPack; ++e) narrow(x[e], to[e]);
+}
+
+JITKERN_DEVICE void load_columns(const f32* from, Columns& x) {
+#if JITKERN_ON_GPU
+  widen_pack(load_pack<f32, kPack>(from), x);
+#else
+  for (int e = 0; e < kPack; ++e) x[e] = from[e];
+#endif
 }
 
 JITKERN_DEVICE void write_empty(const DecodeParams& p, i32 request, i32 rows_k, i32 unit, int lane) {
   const i32 r = unit / kStripes, column = unit % kStripes * kStripe + lane * kPack;
   const Row row = row_of(p, r / rows_k, r % rows_k);
-  const float zeros[kPack] = {};
-  store_quad(p, p.out + at(p.out_stride, request, row) + column, zeros);
+  const Columns zeros = {};
+  store_columns(p, p.out + at(p.out_stride, request, row) + column, zeros);
   if (column == 0) p.lse[at(p.lse_stride, request, row)] = p.empty_lse;
 }
 
@@ -71,7 +81,7 @@ JITKERN_DEVICE float joined_lse(const Pieces& pieces, int lane) {
 }
 
 struct Batch {  // a lane's columns of kAhead pieces, loaded together
-  Pack<f32, kPack> out[kAhead];
+  Columns out[kAhead];
   float lse[kAhead];
 };
 JITKERN_DEVICE void load_batch(Batch& batch, const Pieces& pieces, i32 first, i32 step, int column) {
@@ -80,11 +90,9 @@ JITKERN_DEVICE void load_batch(Batch& batch, const Pieces& pieces, i32 first, i3
     if (first + i * step >= pieces.count) continue;
     const i64 row = (first + i * step) * pieces.stride;
     batch.lse[i] = pieces.lse[row];
-    batch.out[i] = load_pack<f32, kPack>(pieces.out + row * kDV + column);
+    load_columns(pieces.out + row * kDV + column, batch.out[i]);
   }
 }
-
-using Columns = float[kPack];  // of one lane
 
 // Adds up the pieces first, first + step, ...; returns the joined L of all of them.
 JITKERN_DEVICE float add_pieces(const Pieces& pieces, Columns& sum, i32 first, i32 step, int column, int lane) {
@@ -98,7 +106,7 @@ JITKERN_DEVICE float add_pieces(const Pieces& pieces, Columns& sum, i32 first, i
     for (int i = 0; i < kAhead; ++i) {
       if (start + i * step >= pieces.count) continue;
       const float weight = lse == kMinusInfinity ? 0.0f : exp2_fast(batch.lse[i] - lse);
-      for (int e = 0; e < kPack; ++e) sum[e] += weight * batch.out[i].element[e];
+      for (int e = 0; e < kPack; ++e) sum[e] += weight * batch.out[i][e];
     }
   }
   return lse;
@@ -156,7 +164,7 @@ JITKERN_KERNEL(jitkern::DecodeParams, jitkern::kThreads) {
     if (!by_warp) meet(sum, split.pieces, sums, warp, lane);
     if (!by_warp && warp > 0) continue;
     const Row row = row_of(p, r / rows_k, r % rows_k);
-    store_quad(p, p.out + at(p.out_stride, split.request, row) + column, sum);
+    store_columns(p, p.out + at(p.out_stride, split.request, row) + column, sum);
     if (column == 0)
       p.lse[at(p.lse_stride, split.request, row)] = lse == kMinusInfinity ? p.empty_lse : lse * p.lse_unit;
   }

@@ -24,12 +24,19 @@
 #define JITKERN_WARPGROUP 0
 #endif
 
-#if JITKERN_ON_GPU
+#if JITKERN_ON_GPU && __CUDA_ARCH__ < 800
+JITKERN_EXPORT(jitkern::DecodeParams)
+// Older GPUs have neither the copies nor the matrix instructions; the host refuses them, and this text still compiles.
+JITKERN_KERNEL(jitkern::DecodeParams, 32) { asm volatile("trap;"); }
+#elif JITKERN_ON_GPU
 #include "include/mla_ring.cuh"
-#if JITKERN_WARPGROUP && JITKERN_ROWS > 32
+#if JITKERN_WARPGROUP
+#include "include/mla_tile_warpgroup.cuh"
+#if JITKERN_ROWS > 32
 #include "include/mla_consumer_wide.cuh"
-#elif JITKERN_WARPGROUP
+#else
 #include "include/mla_consumer_narrow.cuh"
+#endif
 #else
 #include "include/mla_consumer.cuh"
 #endif

@@ -17,7 +17,7 @@ _PATCH = "6P"
 DECODE = variants.register(
     variants.Kernel(
         "mla_decode",
-        ("d", "rows", "chunks", "warpgroup"),
+        {"d": 576, "rows": 16, "chunks": 8, "warpgroup": 0},
         tuple(
             (tag, 8, (("d", 576), ("rows", rows), ("chunks", 11 - rows // 32), ("warpgroup", 0)))
             for tag in ("bf16", "f16")
@@ -25,7 +25,7 @@ DECODE = variants.register(
         ),
     )
 )
-COMBINE = variants.register(variants.Kernel("mla_combine", ("d",), tuple((tag, 4, (("d", 576),)) for tag in ("bf16", "f16"))))
+COMBINE = variants.register(variants.Kernel("mla_combine", {"d": 576}, tuple((tag, 4, (("d", 576),)) for tag in ("bf16", "f16"))))
 _ALL_THREADS = 1 << 40  # bytes of work that make a CPU kernel use all threads
 
 

@@ -108,6 +108,8 @@ def tile(rows: int, head_dim: int, device: Device) -> Tile:
     """The smallest tile that holds ``rows`` rows, or the largest that fits the device."""
     if device.number == CPU:
         return Tile(_CPU_TILE_ROWS, 0, False, 1, 0, "cpu")
+    if int(device.target[3:]) < 80:
+        raise UnsupportedError(f"MLADecode: there is no kernel for {device.target}; it needs sm_80 or later, or the CPU")
     make, sizes = (_warpgroup, (16, 32, 64)) if device.warpgroups else (_plain, (16, 32))
     fitting = [found for size in sizes if (found := make(head_dim, size, device))]
     if not fitting:

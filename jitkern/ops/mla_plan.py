@@ -9,7 +9,7 @@ from jitkern.ops import checks, mla_geometry
 from jitkern.variants import Variant
 
 OP = "MLADecode.plan"
-KERNEL = variants.register(variants.Kernel("mla_plan", (), (("i32", 1, ()),)))
+KERNEL = variants.register(variants.Kernel("mla_plan", {}, (("i32", 1, ()),)))
 _LAYOUT = "8P10i"  # struct PlanParams of kernels_src/mla_plan.cu
 _PATCH = "2P"
 _THREADS = 512

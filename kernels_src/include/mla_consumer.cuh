@@ -142,7 +142,7 @@ JITKERN_DEVICE void weigh(const Scores& scores, Softmax& softmax, PerRow& decay,
       const float high = exp2_fast(scores[t][2 * half + 1] - own_shift[half]);
       sum += low + high;
       *reinterpret_cast<u32*>(row + 2 * (me.group * kGroupTiles * 8 + 8 * t + me.column)) =
-          narrow_pair(low, high, T{});
+          narrow_pair<T>(low, high);
     }
     softmax.sum[half] = sum;
   }
@@ -191,7 +191,7 @@ JITKERN_DEVICE void accumulate(Result& out, Shared& s, const Place& me, Ring& ri
 }
 
 JITKERN_DEVICE void store_pair(const DecodeParams& p, T* to, float low, float high) {
-  const u32 pair = narrow_pair(low, high, T{});
+  const u32 pair = narrow_pair<T>(low, high);
   if (p.out_aligned) {
     *reinterpret_cast<u32*>(to) = pair;
   } else {

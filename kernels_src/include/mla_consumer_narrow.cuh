@@ -160,7 +160,7 @@ JITKERN_DEVICE void for_each_pair(const Result& out, int i, const Place& me, Sto
 }
 
 JITKERN_DEVICE void store_pair(const DecodeParams& p, T* to, float low, float high) {
-  const u32 pair = narrow_pair(low, high, T{});
+  const u32 pair = narrow_pair<T>(low, high);
   if (p.out_aligned) {
     *reinterpret_cast<u32*>(to) = pair;
   } else {

@@ -93,7 +93,7 @@ JITKERN_DEVICE void weigh(const Scores& scores, Softmax& softmax, PerRow& decay,
       sum += low + high;
       const int word = me.group * (kOwnTokens / 8) + j;  // of 16 bytes, in the row's line
       *reinterpret_cast<u32*>(s.weights + row * 128 + ((word ^ (row % 8)) * 16) + 2 * me.column) =
-          narrow_pair(low, high, T{});
+          narrow_pair<T>(low, high);
     }
     softmax.sum[half] = softmax.sum[half] * decay[half] + sum;
   }
@@ -124,7 +124,7 @@ JITKERN_DEVICE void accumulate(Result& out, Shared& s, const Place& me, Ring rin
 }
 
 JITKERN_DEVICE void store_pair(const DecodeParams& p, T* to, float low, float high) {
-  const u32 pair = narrow_pair(low, high, T{});
+  const u32 pair = narrow_pair<T>(low, high);
   if (p.out_aligned) {
     *reinterpret_cast<u32*>(to) = pair;
   } else {

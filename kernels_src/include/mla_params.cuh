@@ -3,6 +3,9 @@
 // A row is one (query token, query head) of a request. The heads that share a KV head are stacked token major, head
 // minor: row r of KV head k is token r / group, head k group + r % group. A tile is kRows consecutive rows.
 #pragma once
+#ifndef JITKERN_T
+#define JITKERN_T jitkern::bf16
+#endif
 #include "include/dtype.cuh"
 #include "include/mla_schedule.cuh"
 
