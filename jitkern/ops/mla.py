@@ -8,7 +8,7 @@ from typing import Any
 from jitkern import launch, loader, variants
 from jitkern.errors import ArgumentError
 from jitkern.loader import CPU
-from jitkern.ops import checks, mla_checks, mla_geometry, mla_plan
+from jitkern.ops import checks, mla_checks, mla_geometry, mla_plan, mla_torch
 from jitkern.variants import Variant
 
 OP = "MLADecode.run"
@@ -94,6 +94,7 @@ class MLADecode:
         self._partial_lse = torch.empty((rows,), dtype=torch.float32, device=self.device)
         self._planned: tuple[int, int, int] | None = None
         self._calls: dict[Any, tuple[launch.Call, launch.Call]] = {}
+        self._number_in_graphs = mla_torch.register(self)
         self._load()
 
     def parts(self, q_len: int) -> int:
@@ -128,6 +129,12 @@ class MLADecode:
         Returns:
             The plan's number, which :meth:`run` takes as ``plan`` to make sure that no other came in between.
         """
+        import torch
+
+        if torch.compiler.is_compiling():  # what follows cannot be traced; see jitkern/torch_mla.py
+            planned_q_len = self.max_q_len if q_len is None else q_len
+            torch.ops.jitkern.mla_plan(self._plan.storage, cache_seqlens, num_requests, planned_q_len, self._number_in_graphs)
+            return 0
         op = mla_plan.OP
         mla_checks.lengths(op, cache_seqlens, self.device)
         mla_checks.count(op, num_requests, self.device)
@@ -173,6 +180,11 @@ class MLADecode:
         """
         import torch
 
+        if torch.compiler.is_compiling():
+            base = checks.lse_base(OP, lse_base)
+            operands = (self._plan.storage, q, k_cache, block_table, cache_seqlens)
+            results = torch.ops.jitkern.mla_run(*operands, softmax_scale, causal, base, self._number_in_graphs)
+            return self._copied(results, out, lse)
         mla_checks.operands(OP, self, q, k_cache, block_table, cache_seqlens, out, lse)
         batch, q_len = q.shape[:2]
         self._check_capacity(OP, batch, q_len)
@@ -196,6 +208,12 @@ class MLADecode:
         for call in calls:
             launch.on(call, stream, *addresses)
         return out, lse
+
+    @staticmethod
+    def _copied(results: tuple[Any, Any], out: Any, lse: Any) -> tuple[Any, Any]:
+        """Traced code has new results; outputs that were given are copied to."""
+        given = (out, lse)
+        return tuple(new if old is None else old.copy_(new) for old, new in zip(given, results, strict=True))  # type: ignore[return-value]
 
     def _check_capacity(self, op: str, batch: int, q_len: int) -> None:
         if batch > self.max_batch:
