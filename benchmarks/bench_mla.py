@@ -130,7 +130,16 @@ def bench_jitkern(problem: Problem, shape: tuple[int, int, int, int], tuning: An
         decode.plan(problem.lengths)
 
     def run(i: int) -> None:
-        decode.run(problem.q[i], problem.cache, problem.tables[i], problem.lengths, None, causal, problem.out[i], problem.lse[i])
+        decode.run(
+            problem.q[i],
+            problem.cache,
+            problem.tables[i],
+            problem.lengths,
+            None,
+            causal,
+            problem.out[i],
+            problem.lse[i],
+        )
 
     def step(i: int) -> None:
         plan(i)
@@ -150,7 +159,9 @@ def bench_flashmla(problem: Problem, shape: tuple[int, int, int, int]) -> dict[s
     causal = shape[3] > 1
 
     def step(i: int, metadata: Any = None, splits: Any = None) -> Any:
-        return op(problem.q[i], problem.cache, DV, problem.lengths, problem.tables[i], D**-0.5, causal, metadata, splits)
+        return op(
+            problem.q[i], problem.cache, DV, problem.lengths, problem.tables[i], D**-0.5, causal, metadata, splits
+        )
 
     out, _, metadata, splits = step(0)
     problem.out[0].copy_(out)
@@ -181,18 +192,25 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if options.tuning:
         from jitkern.ops.mla_plan import Tuning
 
-        tuning = type("Chosen", (Tuning,), {k: int(v) for k, v in (pair.split("=") for pair in options.tuning.split(","))})
+        tuning = type(
+            "Chosen", (Tuning,), {k: int(v) for k, v in (pair.split("=") for pair in options.tuning.split(","))}
+        )
     torch.manual_seed(0)
     flush = 3 * torch.cuda.get_device_properties(0).L2_cache_size
     table = []
     for shape in chosen:
         problem = make_problem(*shape, flush)
-        results = {"jitkern": bench_jitkern(problem, shape, tuning, False), "jitkern pdl": bench_jitkern(problem, shape, tuning, True)}
+        results = {
+            "jitkern": bench_jitkern(problem, shape, tuning, False),
+            "jitkern pdl": bench_jitkern(problem, shape, tuning, True),
+        }
         if options.flashmla:
             results["flashmla"] = bench_flashmla(problem, shape)
         for name, figures in results.items():
             line = {"batch": shape[0], "keys": shape[1], "heads": shape[2], "q_len": shape[3], "library": name}
-            line |= {k: f"{v:.3g}" if k == "error" else f"{v:.2f}" for k, v in figures.items()} | {"floor": f"{floor(shape):.1f}"}
+            line |= {k: f"{v:.3g}" if k == "error" else f"{v:.2f}" for k, v in figures.items()} | {
+                "floor": f"{floor(shape):.1f}"
+            }
             table.append(line)
             print(*(f"{key}={value}" for key, value in line.items()), flush=True)
         del problem

@@ -38,7 +38,9 @@ def _run(
     number: int,
 ) -> tuple[Any, Any]:
     decode = mla_torch.find(number)
-    result: tuple[Any, Any] = decode.run(q, k_cache, block_table, cache_seqlens, softmax_scale, causal, lse_base=lse_base)
+    result: tuple[Any, Any] = decode.run(
+        q, k_cache, block_table, cache_seqlens, softmax_scale, causal, lse_base=lse_base
+    )
     return result
 
 
@@ -50,7 +52,11 @@ def _run_fake(storage: Any, q: Any, k_cache: Any, *rest: Any) -> tuple[Any, Any]
 
 
 _SCHEMAS = (
-    ("mla_plan(Tensor(a!) storage, Tensor cache_seqlens, Tensor? num_requests, int q_len, int number) -> ()", _plan, _plan_fake),
+    (
+        "mla_plan(Tensor(a!) storage, Tensor cache_seqlens, Tensor? num_requests, int q_len, int number) -> ()",
+        _plan,
+        _plan_fake,
+    ),
     (
         "mla_run(Tensor storage, Tensor q, Tensor k_cache, Tensor block_table, Tensor cache_seqlens,"
         " float? softmax_scale, bool causal, float lse_base, int number) -> (Tensor, Tensor)",

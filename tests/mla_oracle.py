@@ -1,4 +1,4 @@
-"""MLA decode in float64, page by page from the definition, and the data and tolerances that FlashMLA tests itself with."""
+"""MLA decode in float64, page by page from the definition; data and tolerances as in FlashMLA's own tests."""
 
 from __future__ import annotations
 
@@ -50,7 +50,7 @@ def make_step(
     columns: int | None = None,
     scale: float = 0.1,
 ) -> Step:
-    """Random operands: shuffled pages, NaN in every row of the cache that no request owns, garbage in unused entries."""
+    """Random operands: shuffled pages, NaN in each row of the cache that nobody owns, garbage in unused entries."""
     generator = torch.Generator().manual_seed(seed)
     batch, used = len(lengths), [-(-n // page_size) for n in lengths]
     pages = sum(used) + spare_pages
@@ -107,7 +107,7 @@ def reference(
 def assert_decoded(
     out: torch.Tensor, lse: torch.Tensor, expected: tuple[torch.Tensor, torch.Tensor], base: float = math.e
 ) -> None:
-    """FlashMLA's own bounds: O within 8e-4 or 2.01/128, L within 1e-6 or 8.01/65536, cosine differences 5e-6 and 1e-7."""
+    """FlashMLA's own bounds: O within 8e-4 or 2.01/128, L within 1e-6 or 8.01/65536, cosines 5e-6 and 1e-7."""
     _assert_close("O", out, expected[0], 8e-4, 2.01 / 128, 5e-6)
     _assert_close("L", lse, expected[1] / math.log(base), 1e-6, 8.01 / 65536, 1e-7)
 
@@ -124,7 +124,9 @@ def _assert_close(name: str, got: torch.Tensor, want: torch.Tensor, atol: float,
         return
     difference = (got - want).abs()
     bad = (difference >= atol) & (difference >= rtol * want.abs())
-    assert not bad.any(), f"{name}: {int(bad.sum())} of {bad.numel()} elements are off, the worst by {difference[bad].max():.3g}"
+    assert not bad.any(), (
+        f"{name}: {int(bad.sum())} of {bad.numel()} elements are off, the worst by {difference[bad].max():.3g}"
+    )
     norm = (got * got + want * want).sum()
     if norm > 0:
         off = 1 - 2 * (got * want).sum() / norm

@@ -14,8 +14,16 @@ class Engine:
     """Keeps buffers of fixed address for `capacity` requests and rewrites them in place at each step."""
 
     def __init__(
-        self, capacity: int, heads: int, q_len: int = 1, page_size: int = 16, pages: int = 160, columns: int = 12,
-        device: str = "cpu", seed: int = 0, dtype: torch.dtype = torch.bfloat16,
+        self,
+        capacity: int,
+        heads: int,
+        q_len: int = 1,
+        page_size: int = 16,
+        pages: int = 160,
+        columns: int = 12,
+        device: str = "cpu",
+        seed: int = 0,
+        dtype: torch.dtype = torch.bfloat16,
     ) -> None:
         self.random = random.Random(seed)
         self.generator = torch.Generator().manual_seed(seed)
@@ -52,7 +60,7 @@ class Engine:
         self.free += pages
 
     def advance(self) -> None:
-        """One step of the scheduler: finish some, grow all, let some join; now and then nobody is there (a dummy step)."""
+        """One step of the scheduler: finish some, grow all, let some join; now and then a dummy step."""
         dummy = self.random.random() < 0.08
         going: list[tuple[list[int], int]] = []
         for pages, length in self.requests:
@@ -62,17 +70,17 @@ class Engine:
             else:
                 going.append((pages, longer))
         while not dummy and len(going) < self.capacity and self.random.random() < 0.55:
-            pages: list[int] = []
-            length = self._grow(pages, 0, self.random.choice([self.q_len, 1, 15, 16, 17, 40, 100, 150]))
-            if length is None:
-                self._finish(pages)
+            mine: list[int] = []
+            joined = self._grow(mine, 0, self.random.choice([self.q_len, 1, 15, 16, 17, 40, 100, 150]))
+            if joined is None:
+                self._finish(mine)
                 break
-            going.append((pages, max(length, 1)))
+            going.append((mine, joined))
         self.requests = going
         self._publish()
 
     def _publish(self) -> None:
-        """What the engine copies into the buffers that graphs know: rows of requests, and anything at all behind them."""
+        """What the engine copies into the buffers that graphs know: requests, and anything at all behind them."""
         table = torch.full(self.step.block_table.shape, self.random.choice([GARBAGE_PAGE, -1, 0]), dtype=torch.int32)
         lengths = torch.full((self.capacity,), self.random.choice([0, 1, 7]), dtype=torch.int32)
         for i, (pages, length) in enumerate(self.requests):

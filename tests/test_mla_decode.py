@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import itertools
 import math
+from typing import Any
 
 import pytest
 import torch
@@ -19,7 +20,7 @@ def device(request: pytest.FixtureRequest) -> str:
     return str(request.param)
 
 
-def decoder(step: Step, capacity: int | None = None, **more: object) -> MLADecode:
+def decoder(step: Step, capacity: int | None = None, **more: Any) -> MLADecode:
     batch, q_len, heads, d = step.q.shape
     heads_k, page_size = step.k_cache.shape[2], step.page_size
     capacity = batch if capacity is None else capacity
@@ -32,7 +33,7 @@ def poisoned(step: Step) -> tuple[torch.Tensor, torch.Tensor]:
     return out, torch.full((batch, heads, q_len), math.nan, device=step.q.device)
 
 
-def decode(step: Step, causal: bool = False, **more: object) -> tuple[torch.Tensor, torch.Tensor]:
+def decode(step: Step, causal: bool = False, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
     mla = decoder(step, **more)
     mla.plan(step.cache_seqlens)
     out, lse = poisoned(step)
@@ -49,7 +50,13 @@ def varied(batch: int, keys: int, q_len: int) -> list[int]:
 GRID = [
     (batch, q_len, keys, heads, heads_k, vary, causal)
     for batch, q_len, keys, heads, heads_k, vary, causal in itertools.product(
-        (1, 2, 6, 64), (1, 2, 4), (20, 140, 4096), (1, 3, 9, 63, 64, 126, 128), (1, 2, 3, 8), (False, True), (False, True)
+        (1, 2, 6, 64),
+        (1, 2, 4),
+        (20, 140, 4096),
+        (1, 3, 9, 63, 64, 126, 128),
+        (1, 2, 3, 8),
+        (False, True),
+        (False, True),
     )
     if heads % heads_k == 0
 ]
@@ -276,7 +283,9 @@ def test_any_address_of_queries_and_results(offset: int, device: str) -> None:
     step.q = flat[offset:].view(step.q.shape)
     mla = decoder(step, num_parts=8)
     mla.plan(step.cache_seqlens)
-    out = torch.empty(3 * 2 * 6 * 513 + offset, dtype=step.q.dtype, device=device)[offset:].view(3, 2, 6, 513)[..., :512]
+    out = torch.empty(3 * 2 * 6 * 513 + offset, dtype=step.q.dtype, device=device)[offset:].view(3, 2, 6, 513)[
+        ..., :512
+    ]
     lse = torch.empty(2, 3, 6, device=device).permute(1, 2, 0)
     mla.run(*step.operands(), causal=True, out=out, lse=lse)
     assert_decoded(out, lse, expected)

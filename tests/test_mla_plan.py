@@ -115,7 +115,7 @@ def check_plan(plan: Plan, lengths: list[int], count: int | None = None) -> list
         cursor = (last, end_block) if ends_inside else (last + 1, 0)
         work.append(total)
     assert cursor == (len(ranked), 0), "every block of every request is in a part"
-    for i, mine in enumerate(pieces):
+    for mine in pieces:
         assert [first for first, _ in mine] == [0, *[stop for _, stop in mine]][: len(mine)]
     counts = [max(len(mine), 1) for mine in pieces[:real]]
     prefix = [sum(counts[:i]) for i in range(real + 1)]

@@ -5,36 +5,19 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from jitkern import launch, loader, variants
+from jitkern import launch
 from jitkern.errors import ArgumentError
-from jitkern.loader import CPU
-from jitkern.ops import checks, mla_checks, mla_geometry, mla_plan, mla_torch
-from jitkern.variants import Variant
+from jitkern.ops import checks, mla_checks, mla_geometry, mla_launch, mla_plan, mla_torch
 
 OP = "MLADecode.run"
-_LAYOUT = "13P13q10i3fi"  # struct DecodeParams of kernels_src/include/mla_params.cuh
-_PATCH = "6P"
-DECODE = variants.register(
-    variants.Kernel(
-        "mla_decode",
-        {"d": 576, "rows": 16, "chunks": 8, "warpgroup": 0},
-        tuple(
-            (tag, 8, (("d", 576), ("rows", rows), ("chunks", 11 - rows // 32), ("warpgroup", 0)))
-            for tag in ("bf16", "f16")
-            for rows in (16, 32)
-        ),
-    )
-)
-COMBINE = variants.register(variants.Kernel("mla_combine", {"d": 576}, tuple((tag, 4, (("d", 576),)) for tag in ("bf16", "f16"))))
-_ALL_THREADS = 1 << 40  # bytes of work that make a CPU kernel use all threads
 
 
 class MLADecode:
     """MLA decode with a plan, for up to ``max_batch`` requests of up to ``max_q_len`` query tokens.
 
     Everything is allocated, compiled and loaded here: later calls never allocate (when outputs are given), never wait
-    for the device, and always use the same addresses, so that they can be captured in CUDA graphs. One object serves one
-    step at a time; several steps under way at once need an object each.
+    for the device, and always use the same addresses, so that they can be captured in CUDA graphs. One object serves
+    one step at a time; several steps under way at once need an object each.
 
     Args:
         max_batch: the most requests of a call. More raises before anything runs.
@@ -75,7 +58,7 @@ class MLADecode:
         self.max_batch, self.num_heads, self.num_heads_k, self.max_q_len = max_batch, num_heads, num_heads_k, max_q_len
         self.dtype = torch.bfloat16 if dtype is None else dtype
         self.head_dim, self.head_dim_v, self.page_size = head_dim, head_dim_v, page_size
-        mla_checks.shape("MLADecode", **{name: value for name, value in vars(self).items()})
+        mla_checks.shape("MLADecode", **vars(self))
         if not math.isinf(empty_lse):
             raise ArgumentError(f"MLADecode: empty_lse={empty_lse!r}; expected inf or -inf")
         if num_parts is not None and not 1 <= num_parts <= mla_geometry.MAX_PARTS:
@@ -95,17 +78,19 @@ class MLADecode:
         self._planned: tuple[int, int, int] | None = None
         self._calls: dict[Any, tuple[launch.Call, launch.Call]] = {}
         self._number_in_graphs = mla_torch.register(self)
-        self._load()
+        mla_launch.load(self)
 
     def parts(self, q_len: int) -> int:
         """Workers that share the keys when each request has ``q_len`` query tokens."""
         if self._num_parts is not None:
             return self._num_parts
-        return mla_geometry.parts(q_len * (self.num_heads // self.num_heads_k), self.num_heads_k, self.head_dim, self._sizes)
+        return mla_geometry.parts(
+            q_len * (self.num_heads // self.num_heads_k), self.num_heads_k, self.head_dim, self._sizes
+        )
 
     @property
     def tile_scheduler_metadata(self) -> Any:
-        """The plan's records, [parts, 8] int32; the first seven words have FlashMLA's meaning. Always the same tensor."""
+        """The plan's records, [parts, 8] int32; the first seven words mean what FlashMLA's do. Always one tensor."""
         return self._plan.records
 
     @property
@@ -113,7 +98,9 @@ class MLADecode:
         """[max_batch + 1] int32: request i has ``num_splits[i + 1] - num_splits[i]`` pieces. Always the same tensor."""
         return self._plan.num_splits
 
-    def plan(self, cache_seqlens: Any, num_requests: Any = None, *, q_len: int | None = None, stream: Any = None) -> int:
+    def plan(
+        self, cache_seqlens: Any, num_requests: Any = None, *, q_len: int | None = None, stream: Any = None
+    ) -> int:
         """Make the plan of a step from the lengths on the device, on the caller's stream.
 
         It may be recorded in the graph of the step, or called before each replay: its buffers keep their addresses, and
@@ -133,7 +120,9 @@ class MLADecode:
 
         if torch.compiler.is_compiling():  # what follows cannot be traced; see jitkern/torch_mla.py
             planned_q_len = self.max_q_len if q_len is None else q_len
-            torch.ops.jitkern.mla_plan(self._plan.storage, cache_seqlens, num_requests, planned_q_len, self._number_in_graphs)
+            torch.ops.jitkern.mla_plan(
+                self._plan.storage, cache_seqlens, num_requests, planned_q_len, self._number_in_graphs
+            )
             return 0
         op = mla_plan.OP
         mla_checks.lengths(op, cache_seqlens, self.device)
@@ -182,8 +171,8 @@ class MLADecode:
 
         if torch.compiler.is_compiling():
             base = checks.lse_base(OP, lse_base)
-            operands = (self._plan.storage, q, k_cache, block_table, cache_seqlens)
-            results = torch.ops.jitkern.mla_run(*operands, softmax_scale, causal, base, self._number_in_graphs)
+            traced = (self._plan.storage, q, k_cache, block_table, cache_seqlens)
+            results = torch.ops.jitkern.mla_run(*traced, softmax_scale, causal, base, self._number_in_graphs)
             return self._copied(results, out, lse)
         mla_checks.operands(OP, self, q, k_cache, block_table, cache_seqlens, out, lse)
         batch, q_len = q.shape[:2]
@@ -204,7 +193,7 @@ class MLADecode:
         if calls is None:
             scale = self.head_dim**-0.5 if softmax_scale is None else float(softmax_scale)
             base = checks.lse_base(OP, lse_base)
-            calls = self._keep(key, self._bind(operands, addresses, scale, bool(causal), base, stream))
+            calls = self._keep(key, mla_launch.bind(self, operands, scale, bool(causal), base, stream))
         for call in calls:
             launch.on(call, stream, *addresses)
         return out, lse
@@ -213,13 +202,18 @@ class MLADecode:
     def _copied(results: tuple[Any, Any], out: Any, lse: Any) -> tuple[Any, Any]:
         """Traced code has new results; outputs that were given are copied to."""
         given = (out, lse)
-        return tuple(new if old is None else old.copy_(new) for old, new in zip(given, results, strict=True))  # type: ignore[return-value]
+        copied = [new if old is None else old.copy_(new) for old, new in zip(given, results, strict=True)]
+        return copied[0], copied[1]
 
     def _check_capacity(self, op: str, batch: int, q_len: int) -> None:
         if batch > self.max_batch:
-            raise ArgumentError(f"{op}: {batch} requests; this object was made for at most {self.max_batch} (max_batch)")
+            raise ArgumentError(
+                f"{op}: {batch} requests; this object was made for at most {self.max_batch} (max_batch)"
+            )
         if not 0 <= q_len <= self.max_q_len:
-            raise ArgumentError(f"{op}: {q_len} query tokens a request; this object was made for at most {self.max_q_len} (max_q_len)")
+            raise ArgumentError(
+                f"{op}: {q_len} query tokens a request; this object was made for at most {self.max_q_len} (max_q_len)"
+            )
 
     def _keep(self, key: Any, calls: tuple[launch.Call, launch.Call]) -> tuple[launch.Call, launch.Call]:
         if len(self._calls) >= checks.PerThread.limit:
@@ -227,58 +221,5 @@ class MLADecode:
         self._calls[key] = calls
         return calls
 
-    def _load(self) -> None:
-        """Make all kernels that well-aligned operands need ready."""
-        self._plan.load(self.backend)
-        for tile in {self._tile(q_len) for q_len in (1, self.max_q_len)}:
-            self._decode(tile, variants.widest_pack(2, 0), None)
-        self._combine(None)
-
     def _tile(self, q_len: int) -> mla_geometry.Tile:
         return mla_geometry.tile(q_len * (self.num_heads // self.num_heads_k), self.head_dim, self._sizes)
-
-    def _decode(self, tile: mla_geometry.Tile, pack: int, stream: int | None) -> loader.Function:
-        constants = (("d", self.head_dim), ("rows", tile.rows), ("chunks", tile.chunks), ("warpgroup", int(tile.warpgroup)))
-        variant = Variant(DECODE.name, checks.tag(self), pack, tile.target, constants, self.backend)
-        return loader.get(variant, self._number, stream, dynamic_shared=tile.shared)
-
-    def _combine(self, stream: int | None) -> loader.Function:
-        constants = (("d", self.head_dim),)
-        variant = Variant(COMBINE.name, checks.tag(self), 4, launch.target(self._number), constants, self.backend)
-        return loader.get(variant, self._number, stream)
-
-    def _bind(
-        self, operands: tuple[Any, ...], addresses: tuple[int, ...], scale: float, causal: bool, base: float, stream: Any
-    ) -> tuple[launch.Call, launch.Call]:
-        """The two launches of a run, with everything but the operands' addresses fixed."""
-        out, lse, q, cache, table, _ = operands
-        batch, q_len, heads, _ = q.shape
-        group, parts = heads // self.num_heads_k, self.parts(q_len)
-        on_cpu = self._number == CPU
-        handle = None if on_cpu else launch.resolve_stream(stream, self._number)
-        read = [2 * stride for value in (q, cache) for stride, n in zip(value.stride()[:3], value.shape[:3], strict=True) if n > 1]
-        written = [2 * stride for stride, n in zip(out.stride()[:3], out.shape[:3], strict=True) if n > 1]
-        tile = self._tile(q_len)
-        slots = min(batch, parts)
-        join_units, join_tiles = mla_geometry.join_units(slots, heads * q_len, self._sizes)
-        pack = 8 if on_cpu else variants.widest_pack(2, addresses[2], addresses[3], *read)
-        decode = self._decode(tile, pack, handle)
-        lse_strides = lse.stride()
-        values = [
-            *(*addresses, self._partial_out.data_ptr(), self._partial_lse.data_ptr(), *mla_plan.view_addresses(self._plan)),
-            *(*out.stride()[:3], lse_strides[0], lse_strides[2], lse_strides[1], *q.stride()[:3]),
-            *(*cache.stride()[:3], table.stride(0)),
-            *(batch, q_len, self.num_heads_k, group),
-            *(table.shape[1], cache.shape[0], mla_geometry.page_shift(self.page_size), int(causal and q_len > 1)),
-            *(int(variants.widest_pack(2, addresses[0], *written) >= 4), parts),
-            *(scale * math.log2(math.e), math.log(2) / math.log(base), self.empty_lse, join_units),
-        ]
-        tiles = -(-group * q_len // tile.rows)
-        combine_block = (1 if on_cpu else mla_geometry.COMBINE_THREADS, 1, 1)
-        return (
-            launch.Call(
-                *(decode, (tiles, parts, self.num_heads_k), (tile.threads, 1, 1)),
-                *(_LAYOUT, values, _PATCH, tile.shared, _ALL_THREADS, self._pdl),
-            ),
-            launch.Call(self._combine(handle), (slots * join_tiles, 1, 1), combine_block, _LAYOUT, values, _PATCH, 0, _ALL_THREADS, self._pdl),
-        )

@@ -29,7 +29,9 @@ def shape(op: str, **given: Any) -> None:
             f" {' and '.join(f'{d}/{HEAD_DIM_V}' for d in HEAD_DIMS)}"
         )
     if given["page_size"] not in PAGE_SIZES:
-        raise UnsupportedError(f"{op}: page_size={given['page_size']}; expected a power of two from 1 to {PAGE_SIZES[-1]}")
+        raise UnsupportedError(
+            f"{op}: page_size={given['page_size']}; expected a power of two from 1 to {PAGE_SIZES[-1]}"
+        )
     import torch
 
     if given["dtype"] not in (torch.bfloat16, torch.float16):
@@ -67,10 +69,14 @@ def count(op: str, value: Any, device: Any) -> None:
 def on_device(op: str, name: str, value: Any, device: Any) -> None:
     """Require the object's device."""
     if value.device != device:
-        raise ArgumentError(f"{op}: {name} is on {value.device}, the object's buffers are on {device}; move it, or make an object there")
+        raise ArgumentError(
+            f"{op}: {name} is on {value.device}, the object's buffers are on {device}; move it, or make an object there"
+        )
 
 
-def operands(op: str, made_for: Any, q: Any, k_cache: Any, block_table: Any, cache_seqlens: Any, out: Any, lse: Any) -> None:
+def operands(
+    op: str, made_for: Any, q: Any, k_cache: Any, block_table: Any, cache_seqlens: Any, out: Any, lse: Any
+) -> None:
     """Check the tensors of one run against each other and against what the object was made for."""
     import torch
 
@@ -93,7 +99,9 @@ def operands(op: str, made_for: Any, q: Any, k_cache: Any, block_table: Any, cac
         checks.last_stride_one(op, name, value)
     if out is not None:
         checks.tensor(op, "out", out, 4, "[batch, q_len, heads, value size]")
-        checks.same_shape(op, "out", out, (batch, q_len, heads, made_for.head_dim_v), "[batch, q_len, heads, value size]", "q")
+        checks.same_shape(
+            op, "out", out, (batch, q_len, heads, made_for.head_dim_v), "[batch, q_len, heads, value size]", "q"
+        )
         checks.dtype(op, "out", out, made_for.dtype)
         checks.last_stride_one(op, "out", out)
         checks.writable(op, "out", out)
@@ -110,7 +118,9 @@ def operands(op: str, made_for: Any, q: Any, k_cache: Any, block_table: Any, cac
 def planned(op: str, plan: tuple[int, int, int] | None, batch: int, q_len: int, token: int | None) -> None:
     """Check that the last plan is one for this run."""
     if plan is None:
-        raise ArgumentError(f"{op}: there is no plan yet; call plan(cache_seqlens) first, or record it before run in the same graph")
+        raise ArgumentError(
+            f"{op}: there is no plan yet; call plan(cache_seqlens) first, or record it before run in the same graph"
+        )
     rows, planned_q_len, generation = plan
     if planned_q_len != q_len:
         raise ArgumentError(

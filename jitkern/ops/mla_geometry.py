@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import dataclass
+from typing import Any
 
 from jitkern.errors import UnsupportedError
 from jitkern.loader import CPU
@@ -69,7 +70,7 @@ def device_of(number: int) -> Device:
 
     if number == CPU:
         return Device(CPU, torch.get_num_threads(), 0, "cpu")
-    properties = torch.cuda.get_device_properties(number)
+    properties: Any = torch.cuda.get_device_properties(number)
     target = f"sm_{properties.major}{properties.minor}"
     return Device(number, properties.multi_processor_count, properties.shared_memory_per_block_optin, target)
 
@@ -109,11 +110,16 @@ def tile(rows: int, head_dim: int, device: Device) -> Tile:
     if device.number == CPU:
         return Tile(_CPU_TILE_ROWS, 0, False, 1, 0, "cpu")
     if int(device.target[3:]) < 80:
-        raise UnsupportedError(f"MLADecode: there is no kernel for {device.target}; it needs sm_80 or later, or the CPU")
+        raise UnsupportedError(
+            f"MLADecode: there is no kernel for {device.target}; it needs sm_80 or later, or the CPU"
+        )
     make, sizes = (_warpgroup, (16, 32, 64)) if device.warpgroups else (_plain, (16, 32))
     fitting = [found for size in sizes if (found := make(head_dim, size, device))]
     if not fitting:
-        raise UnsupportedError(f"MLADecode: a block of {device.target} has {device.shared} bytes of shared memory, too few for head_dim={head_dim}")
+        raise UnsupportedError(
+            f"MLADecode: a block of {device.target} has {device.shared} bytes of shared memory;"
+            f" that is too little for head_dim={head_dim}"
+        )
     return next((found for found in fitting if found.rows >= rows), fitting[-1])
 
 
@@ -135,8 +141,8 @@ def partial_rows(parts_: int) -> int:
 def join_units(slots: int, rows: int, device: Device) -> tuple[int, int]:
     """(units that one block of the merge takes, blocks of a slot). A unit is a stripe of a row.
 
-    One unit a block or two, or with many units one for each of its warps and more: its blocks should fit on the device at
-    once, as most of them only find out that there is nothing to do.
+    One unit a block or two, or with many units one for each of its warps and more: its blocks should fit on the device
+    at once, as most of them only find out that there is nothing to do.
     """
     units = rows * (1 if device.number == CPU else _COMBINE_STRIPES)
     most = max(device.workers * _COMBINE_BLOCKS // slots, 1)

@@ -35,7 +35,9 @@ class Plan:
         rows, order, split: int32, what the decode and the merge look up.
     """
 
-    def __init__(self, capacity: int, parts: int, device: Any, tuning: type[Tuning] | Tuning = Tuning, pdl: bool = False) -> None:
+    def __init__(
+        self, capacity: int, parts: int, device: Any, tuning: type[Tuning] | Tuning = Tuning, pdl: bool = False
+    ) -> None:
         import torch
 
         self.capacity, self.parts, self.tuning, self._pdl = capacity, parts, tuning, pdl

@@ -28,6 +28,7 @@ def find(number: int) -> Any:
     found = _objects.get(number)
     if found is None:
         raise ArgumentError(
-            f"MLADecode number {number} does not exist (any more); keep the object alive as long as compiled code or a graph uses it"
+            f"MLADecode number {number} does not exist (any more);"
+            " keep the object alive as long as compiled code or a graph uses it"
         )
     return found
