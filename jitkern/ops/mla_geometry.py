@@ -19,6 +19,8 @@ _COMBINE_STRIPES = 4  # kStripes of kernels_src/mla_combine.cu, for 512 columns
 _COMBINE_BLOCKS = 2  # of the merge on each multiprocessor; more only start and find nothing to do
 _BLOCK_CHUNKS = 4  # chunks of 16 tokens in a block
 _CPU_TILE_ROWS = 32
+_OLDEST = 80  # the first with the copies and matrix instructions of the kernels
+_SHARED_KB = {80: 163, 86: 99, 87: 163, 89: 99, 120: 99, 121: 99}  # of a block; 227 elsewhere
 
 
 @dataclass(frozen=True)
@@ -75,6 +77,16 @@ def device_of(number: int) -> Device:
     return Device(number, properties.multi_processor_count, properties.shared_memory_per_block_optin, target)
 
 
+def device_of_target(target: str) -> Device | None:
+    """A device of a target, as far as variants depend on it; None where there is no kernel for it."""
+    if target == "cpu":
+        return Device(CPU, 1, 0, "cpu")
+    number = int("".join(filter(str.isdigit, target)))
+    if number < _OLDEST:
+        return None
+    return Device(0, 1, _SHARED_KB.get(number, 227) * 1024, f"sm_{number}")
+
+
 def _plain_shared(head_dim: int, rows: int, chunks: int) -> int:
     """``sizeof(Shared)`` of kernels_src/include/mla_tile.cuh."""
     row = 2 * head_dim + 16
@@ -109,7 +121,7 @@ def tile(rows: int, head_dim: int, device: Device) -> Tile:
     """The smallest tile that holds ``rows`` rows, or the largest that fits the device."""
     if device.number == CPU:
         return Tile(_CPU_TILE_ROWS, 0, False, 1, 0, "cpu")
-    if int(device.target[3:]) < 80:
+    if int(device.target[3:]) < _OLDEST:
         raise UnsupportedError(
             f"MLADecode: there is no kernel for {device.target}; it needs sm_80 or later, or the CPU"
         )

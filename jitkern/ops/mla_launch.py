@@ -1,11 +1,13 @@
-"""The decode and the merge of an :class:`~jitkern.ops.mla.MLADecode`: their variants, and their launches with all bound."""
+"""The decode and the merge of an :class:`~jitkern.ops.mla.MLADecode`: their variants, and their bound launches."""
 
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from jitkern import launch, loader, variants
+from jitkern import driver, launch, loader, variants
+from jitkern.errors import CaptureError
 from jitkern.loader import CPU
 from jitkern.ops import checks, mla_geometry, mla_plan
 from jitkern.variants import Variant
@@ -16,18 +18,29 @@ if TYPE_CHECKING:
 _LAYOUT = "13P13q10i3fi"  # struct DecodeParams of kernels_src/include/mla_params.cuh
 _PATCH = "6P"
 _ALL_THREADS = 1 << 40  # bytes of work that make a CPU kernel use all threads
-_COMMON = (16, 11), (32, 10)  # rows and chunks where a block has 227 KB of shared memory
-DECODE = variants.register(
-    variants.Kernel(
-        "mla_decode",
-        {"d": 576, "rows": 16, "chunks": 8, "warpgroup": 0},
-        tuple(
-            (tag, 8, (("d", 576), ("rows", rows), ("chunks", chunks), ("warpgroup", 0)))
-            for tag in ("bf16", "f16")
-            for rows, chunks in _COMMON
-        ),
-    )
-)
+_COMMON_ROWS = (16, 32, 64)
+_announced: set[int] = set()  # functions that the driver knows the shared memory of
+
+
+class _DecodeKernel(variants.Kernel):
+    """The decode's common variants are those that a target's own tiles need."""
+
+    def variants(self, target: str, backend: str) -> Iterator[Variant]:
+        """One for each element type and tile of the target; none for a target without tiles."""
+        device = mla_geometry.device_of_target(target)
+        if device is None:
+            return
+        for tile in dict.fromkeys(mla_geometry.tile(rows, 576, device) for rows in _COMMON_ROWS):
+            for tag in ("bf16", "f16"):
+                yield Variant(self.name, tag, 8, tile.target, _constants(576, tile), backend)
+
+
+def _constants(head_dim: int, tile: mla_geometry.Tile) -> tuple[tuple[str, int | str], ...]:
+    warpgroup = int(tile.warpgroup)
+    return (("d", head_dim), ("rows", tile.rows), ("chunks", tile.chunks), ("warpgroup", warpgroup))
+
+
+DECODE = variants.register(_DecodeKernel("mla_decode", {"d": 576, "rows": 16, "chunks": 8, "warpgroup": 0}, ()))
 COMBINE = variants.register(
     variants.Kernel("mla_combine", {"d": 576}, tuple((tag, 4, (("d", 576),)) for tag in ("bf16", "f16")))
 )
@@ -45,7 +58,7 @@ def bind(
     made: MLADecode, operands: tuple[Any, ...], scale: float, causal: bool, base: float, stream: Any
 ) -> tuple[launch.Call, launch.Call]:
     """The two launches of a run, with everything but the operands' addresses fixed."""
-    out, _, q, cache = operands[:4]
+    q, cache = operands[2:4]
     batch, q_len, heads, _ = q.shape
     on_cpu = made._number == CPU
     handle = None if on_cpu else launch.resolve_stream(stream, made._number)
@@ -82,14 +95,21 @@ def bind(
 
 
 def _decode(made: MLADecode, tile: mla_geometry.Tile, pack: int, stream: int | None) -> loader.Function:
-    constants = (
-        ("d", made.head_dim),
-        ("rows", tile.rows),
-        ("chunks", tile.chunks),
-        ("warpgroup", int(tile.warpgroup)),
-    )
-    variant = Variant(DECODE.name, checks.tag(made), pack, tile.target, constants, made.backend)
-    return loader.get(variant, made._number, stream, dynamic_shared=tile.shared)
+    variant = Variant(DECODE.name, checks.tag(made), pack, tile.target, _constants(made.head_dim, tile), made.backend)
+    try:
+        function = loader.get(variant, made._number, stream, dynamic_shared=tile.shared)
+    except CaptureError:
+        raise CaptureError(
+            f"MLADecode.run: the addresses or strides of q or k_cache allow accesses of {2 * pack} bytes only, and the"
+            f" kernel for that ({variant.name}) is not loaded while a CUDA graph is being captured. Call run once with"
+            " such operands before the capture"
+        ) from None
+    if made._number != CPU and function.handle not in _announced:
+        # A warm-up by name may have loaded it, and cannot know how much shared memory its launches ask for.
+        with driver.current(made._number):
+            driver.prepare(function.handle, variant.symbol, tile.shared)
+        _announced.add(function.handle)
+    return function
 
 
 def _combine(made: MLADecode, stream: int | None) -> loader.Function:
