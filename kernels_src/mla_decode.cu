@@ -29,7 +29,7 @@ JITKERN_EXPORT(jitkern::DecodeParams)
 // Older GPUs have neither the copies nor the matrix instructions; the host refuses them, and this text still compiles.
 JITKERN_KERNEL(jitkern::DecodeParams, 32) { asm volatile("trap;"); }
 #elif JITKERN_ON_GPU
-#include "include/mla_ring.cuh"
+#include "include/mla_result.cuh"
 #if JITKERN_WARPGROUP
 #include "include/mla_tile_warpgroup.cuh"
 #if JITKERN_ROWS > 32

@@ -1,5 +1,6 @@
 // The consumer warps of the decode: scores, online softmax, values, and the result of a piece.
 #pragma once
+#include "include/mla_result.cuh"
 #include "include/mla_tile.cuh"
 
 namespace jitkern {
@@ -78,15 +79,6 @@ JITKERN_DEVICE void gather_rows(PerRow& out, const Array& by_group, const Place&
     for (int g = 1; g < kGroups; ++g) value = sum ? value + groups[g] : fmaxf(value, groups[g]);
     out[i] = value;
   }
-}
-
-JITKERN_DEVICE float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-JITKERN_DEVICE float quad_sum(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
 }
 
 JITKERN_DEVICE void consumers_meet() { named_barrier(1, kConsumers); }
@@ -187,16 +179,6 @@ JITKERN_DEVICE void accumulate(Result& out, Shared& s, const Place& me, Ring& ri
     __syncwarp();
     if (me.lane == 0) barrier_arrive(shared_address(&s.empty[ring.slot]));
     ring = ahead(ring, 1);
-  }
-}
-
-JITKERN_DEVICE void store_pair(const DecodeParams& p, T* to, float low, float high) {
-  const u32 pair = narrow_pair<T>(low, high);
-  if (p.out_aligned) {
-    *reinterpret_cast<u32*>(to) = pair;
-  } else {
-    to[0].bits = static_cast<u16>(pair);
-    to[1].bits = static_cast<u16>(pair >> 16);
   }
 }
 

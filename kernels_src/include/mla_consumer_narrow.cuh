@@ -1,6 +1,7 @@
 // The consumer warpgroup of the decode with up to 32 rows: scores, online softmax, values, and the result of a piece, all
 // transposed: what a lane holds are tokens (later columns) of a few rows.
 #pragma once
+#include "include/mla_result.cuh"
 #include "include/mla_tile_warpgroup.cuh"
 
 namespace jitkern {
@@ -156,16 +157,6 @@ JITKERN_DEVICE void for_each_pair(const Result& out, int i, const Place& me, Sto
     const float other = __shfl_xor_sync(~0u, odd ? low : high, 4);
     const int column = 64 * stripe + 16 * me.warp + (odd ? 8 + me.token - 1 : me.token);
     store(column, odd ? other : low, odd ? high : other);
-  }
-}
-
-JITKERN_DEVICE void store_pair(const DecodeParams& p, T* to, float low, float high) {
-  const u32 pair = narrow_pair<T>(low, high);
-  if (p.out_aligned) {
-    *reinterpret_cast<u32*>(to) = pair;
-  } else {
-    to[0].bits = static_cast<u16>(pair);
-    to[1].bits = static_cast<u16>(pair >> 16);
   }
 }
 

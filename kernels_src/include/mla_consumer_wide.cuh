@@ -1,6 +1,7 @@
 // The two consumer warpgroups of the decode with 64 rows: scores, online softmax, values, and the result of a piece.
 // Warpgroup w scores the tokens 32 w ... 32 w + 31 of a block, for all rows, and owns the columns 256 w ... of the result.
 #pragma once
+#include "include/mla_result.cuh"
 #include "include/mla_tile_warpgroup.cuh"
 
 namespace jitkern {
@@ -20,15 +21,6 @@ using Result = float[kOwnColumns / 2];  // likewise
 using PerRow = float[2];                // of rows `row` and `row + 8`
 
 JITKERN_DEVICE void consumers_meet() { asm volatile("bar.sync 1, %0;" ::"n"(kConsumers) : "memory"); }
-JITKERN_DEVICE float quad_max(float x) {
-  x = fmaxf(x, __shfl_xor_sync(~0u, x, 1));
-  return fmaxf(x, __shfl_xor_sync(~0u, x, 2));
-}
-JITKERN_DEVICE float quad_sum(float x) {
-  x += __shfl_xor_sync(~0u, x, 1);
-  return x + __shfl_xor_sync(~0u, x, 2);
-}
-
 JITKERN_DEVICE void score(Scores& scores, const Shared& s, const Place& me, Ring ring) {
 #pragma unroll
   for (int c = 0; c < kBlockChunks / 2; ++c) {  // this warpgroup's tokens only
@@ -121,16 +113,6 @@ JITKERN_DEVICE void accumulate(Result& out, Shared& s, const Place& me, Ring rin
   warpgroup_commit();
   warpgroup_wait<0>();
   if (me.lane < kBlockChunks) barrier_arrive(shared_address(&s.empty[ring.slot + me.lane]));
-}
-
-JITKERN_DEVICE void store_pair(const DecodeParams& p, T* to, float low, float high) {
-  const u32 pair = narrow_pair<T>(low, high);
-  if (p.out_aligned) {
-    *reinterpret_cast<u32*>(to) = pair;
-  } else {
-    to[0].bits = static_cast<u16>(pair);
-    to[1].bits = static_cast<u16>(pair >> 16);
-  }
 }
 
 JITKERN_DEVICE void store_row(const DecodeParams& p, const Piece& piece, i32 head_k, i32 r, float max, float sum,
