@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     )
     from jitkern.events import Event, Stats, listen, stats
     from jitkern.ops.merge import merge_attn_states
+    from jitkern.ops.mla import MLADecode
     from jitkern.ops.nway import merge_states
     from jitkern.ops.state import merge_state, merge_state_in_place
     from jitkern.prepare import Prepared, prepare
@@ -52,6 +53,7 @@ _HOMES = {
     **dict.fromkeys(("Event", "Stats", "listen", "stats"), "jitkern.events"),
     **dict.fromkeys(("merge_attn_states", "merge_state", "merge_state_in_place", "merge_states"), "jitkern.torch_ops"),
     **dict.fromkeys(("Prepared", "prepare"), "jitkern.prepare"),
+    "MLADecode": "jitkern.torch_mla",
     "warmup": "jitkern.warm",
 }
 
@@ -63,6 +65,7 @@ __all__ = [
     "Event",
     "JitkernError",
     "LaunchError",
+    "MLADecode",
     "MissError",
     "Prepared",
     "SettingError",

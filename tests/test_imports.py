@@ -31,7 +31,7 @@ ORDER = (
     ("launch",),
     ("prepare",),
     ("ops",),
-    ("torch_ops", "compat", "bench", "warm"),
+    ("torch_ops", "torch_mla", "compat", "bench", "warm"),
     ("doctor", "demo", "notebook", "benches"),
     ("cli",),
     ("__main__",),
