@@ -3,18 +3,18 @@
 #   make demo      see it work, on a GPU if there is one, on the CPU otherwise
 #   make test      the tests; those that need a GPU skip and say why
 #   make lint      ruff, ruff format --check, mypy
-#   make faults    only the tests of races, kills, full and read-only disks, several times over
+#   make faults    the tests of races, kills, full and read-only disks in their long form, a quarter of an hour
 #   make docs      the documentation as a site, in site/
 #   make notebooks run the notebooks in examples/ from empty and keep what they print
 #   make format    rewrite: ruff, and clang-format over kernels_src/
 #   make clean     remove what the above made
 #
-# Variables: PYTHON=python3.12  VENV=/some/folder  JOBS=2  PYTEST_ARGS='-k cache'  ROUNDS=3  EXTRAS=torch,cuda13
+# Variables: PYTHON=python3.12  VENV=/some/folder  JOBS=2  PYTEST_ARGS='-k cache'  ROUNDS=1  EXTRAS=torch,cuda13
 
 PYTHON ?= python3
 VENV ?= .venv
 JOBS ?= 2
-ROUNDS ?= 3
+ROUNDS ?= 1
 EXTRAS ?= torch
 PYTEST_ARGS ?=
 
@@ -47,7 +47,7 @@ lint: $(VENV)/.jitkern-lint
 faults: $(VENV)/.jitkern-test
 	@for round in $$(seq $(ROUNDS)); do \
 	  echo "faults: round $$round of $(ROUNDS)"; \
-	  $(RUN) -m pytest -n $(JOBS) -m faults $(PYTEST_ARGS) || exit $$?; \
+	  JITKERN_FAULTS=long $(RUN) -m pytest -n $(JOBS) -m faults $(PYTEST_ARGS) || exit $$?; \
 	done
 
 docs: $(VENV)/.jitkern-test

@@ -105,7 +105,8 @@ INLINE = """
 {body}
 void run(torch::Tensor out, torch::Tensor residual, torch::Tensor x, torch::Tensor weight, double eps) {{
   rmsnorm<<<out.size(0), {threads}, 0, at::cuda::getCurrentCUDAStream()>>>(
-      out.data_ptr<float>(), residual.data_ptr<float>(), x.data_ptr<float>(), weight.data_ptr<float>(), out.size(1), eps);
+      out.data_ptr<float>(), residual.data_ptr<float>(), x.data_ptr<float>(), weight.data_ptr<float>(),
+      out.size(1), eps);
 }}
 """
 

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 from jitkern.version import __version__
 
 if TYPE_CHECKING:
+    from jitkern.binaries import freeze, thaw
     from jitkern.errors import (
         ArgumentError,
         CacheError,
@@ -26,6 +27,7 @@ if TYPE_CHECKING:
     from jitkern.events import Event, Stats, listen, stats
     from jitkern.kernel import Kernel, Scalar, Tensor
     from jitkern.ops.merge import merge_attn_states
+    from jitkern.ops.mla import MLADecode
     from jitkern.ops.nway import merge_states
     from jitkern.ops.state import merge_state, merge_state_in_place
     from jitkern.prepare import Prepared, prepare
@@ -48,11 +50,13 @@ _HOMES = {
         ),
         "jitkern.errors",
     ),
+    **dict.fromkeys(("freeze", "thaw"), "jitkern.binaries"),
     **dict.fromkeys(("Event", "Stats", "listen", "stats"), "jitkern.events"),
     **dict.fromkeys(("merge_attn_states", "merge_state", "merge_state_in_place", "merge_states"), "jitkern.torch_ops"),
     **dict.fromkeys(("Prepared", "prepare"), "jitkern.prepare"),
     **dict.fromkeys(("Kernel", "Scalar", "Tensor"), "jitkern.kernel"),
     "load_ipython_extension": "jitkern.notebook",
+    "MLADecode": "jitkern.torch_mla",
     "warmup": "jitkern.warm",
 }
 
@@ -65,6 +69,7 @@ __all__ = [
     "JitkernError",
     "Kernel",
     "LaunchError",
+    "MLADecode",
     "MissError",
     "Prepared",
     "Scalar",
@@ -74,6 +79,7 @@ __all__ = [
     "ToolchainError",
     "UnsupportedError",
     "__version__",
+    "freeze",
     "listen",
     "merge_attn_states",
     "merge_state",
@@ -81,6 +87,7 @@ __all__ = [
     "merge_states",
     "prepare",
     "stats",
+    "thaw",
     "warmup",
 ]
 

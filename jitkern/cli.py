@@ -6,6 +6,7 @@ Every subcommand takes ``--json``; an error is then an object, too.
 from __future__ import annotations
 
 import argparse
+import dataclasses
 import json
 import sys
 from collections.abc import Sequence
@@ -63,9 +64,9 @@ def _doctor(arguments: argparse.Namespace) -> int:
     return 0 if result["ok"] else 1
 
 
-def _warm(arguments: argparse.Namespace) -> int:
-    from jitkern import driver, loader, variants, warm
-    from jitkern.progress import Progress
+def _variants(arguments: argparse.Namespace) -> list[Any]:
+    """The variants that a command line names."""
+    from jitkern import driver, variants, warm
 
     targets = arguments.target or [driver.target(0) if driver.available() else "cpu"]
     constants = _constants(arguments.constant)
@@ -73,8 +74,16 @@ def _warm(arguments: argparse.Namespace) -> int:
     for target in map(variants.check_target, targets):
         backend = "cpu" if target == "cpu" else "nvrtc"
         wanted += warm.choose(arguments.kernel, target, backend, arguments.dtype, arguments.pack, constants)
+    return wanted
+
+
+def _warm(arguments: argparse.Namespace) -> int:
+    from jitkern import loader, warm
+    from jitkern.progress import Progress
+
+    wanted = _variants(arguments)
     with Progress("jitkern warm", quiet=arguments.json) as say:
-        done = warm.fill_cache(wanted, lambda n, count, v: say(f"{n}/{count} {v.name}"))
+        done = warm.fill_cache(wanted, lambda n, count, v: say(f"{n}/{count} {v.name}"), arguments.jobs)
     rows = [{"variant": item.variant.name, "how": item.how, "ms": round(item.seconds * 1000, 1)} for item in done]
     place = loader.store()
     where = str(place.root) if place else "nowhere: no folder can be written to"
@@ -102,6 +111,33 @@ def _cache(arguments: argparse.Namespace) -> int:
         removed = place.clear()
         _print({"removed": removed, "bytes": total}, arguments.json, f"removed {removed} entries, {total} bytes")
     return 0
+
+
+def _bundle(arguments: argparse.Namespace) -> int:
+    from jitkern import bundle
+
+    if arguments.bundle_action == "export":
+        found = bundle.export_bundle(arguments.file, arguments.target or (), arguments.pattern, arguments.key)
+        done = f"wrote {len(found.entries)} entries to {found.path}, {found.bytes} bytes"
+        done += ", signed" if found.signed else ""
+    elif arguments.bundle_action == "import":
+        found = bundle.import_bundle(arguments.file, arguments.key)
+        done = f"{found.added} of {len(found.entries)} entries are new in the cache"
+    else:
+        found = bundle.verify_bundle(arguments.file, arguments.key)
+        done = f"{found.path} is good: {len(found.entries)} entries"
+        done += ", and its signature is right" if found.signed else ", and nobody asked for a signature (--key)"
+    _print(dataclasses.asdict(found), arguments.json, done)
+    return 0
+
+
+def _why(arguments: argparse.Namespace) -> int:
+    from jitkern import binaries
+
+    found = [binaries.why(variant) for variant in _variants(arguments)]
+    rows = [dataclasses.asdict(item) | {"variant": item.variant.name, "text": str(item)} for item in found]
+    _print(rows, arguments.json, "\n".join(map(str, found)))
+    return 0 if all(item.state == "cached" for item in found) else 1
 
 
 def _bench(arguments: argparse.Namespace) -> int:
@@ -150,6 +186,45 @@ def _completion(arguments: argparse.Namespace) -> int:
     return 0
 
 
+def _name_variants(parser: argparse.ArgumentParser) -> None:
+    parser.add_argument("kernel", nargs="?", help="a kernel; default: all of them")
+    parser.add_argument("--target", action="append", help="sm_XX or cpu, may be repeated; default: this machine's")
+    parser.add_argument("--dtype", help="f32, f16, bf16; default: all")
+    parser.add_argument("--pack", type=int, help="elements per access; default: the widest")
+    parser.add_argument(
+        "--constant", action="append", default=[], metavar="NAME=VALUE", help="for example d=96, may be repeated"
+    )
+
+
+def _add_cache(cache: argparse.ArgumentParser) -> None:
+    actions = cache.add_subparsers(required=True, metavar="action", dest="action")
+    for name, summary in (
+        ("path", "print the folder in use"),
+        ("list", "list the entries, the last used first"),
+        ("size", "count entries and bytes"),
+        ("clear", "remove every entry"),
+    ):
+        _with_json(actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}."))
+    for name, summary, key in (
+        ("export", "write entries to a bundle", "a private key (Ed25519, PEM) to sign with"),
+        ("import", "put a bundle's entries into the cache", "the public key that it must be signed with"),
+        ("verify", "check a bundle", "the public key that it must be signed with"),
+    ):
+        sub = actions.add_parser(name, help=summary, description=f"{summary[0].upper()}{summary[1:]}.")
+        sub.add_argument("file", type=Path, help="the bundle")
+        sub.add_argument("--key", type=Path, help=key)
+        if name == "export":
+            sub.add_argument("--target", action="append", help="sm_XX or cpu, may be repeated; default: all")
+            sub.add_argument("--pattern", default="*", help="which entries, for example 'merge_attn_states-bf16-*'")
+        _with_json(sub)
+        sub.set_defaults(run=_bundle, bundle_action=name)
+
+
+def _with_json(parser: argparse.ArgumentParser) -> None:
+    # After the action as well as before it; a default here would undo what stood before.
+    parser.add_argument("--json", action="store_true", default=argparse.SUPPRESS, help="print JSON")
+
+
 def _parser() -> argparse.ArgumentParser:
     parser = argparse.ArgumentParser(
         prog="jitkern",
@@ -177,15 +252,12 @@ def _parser() -> argparse.ArgumentParser:
     warm = command(
         "warm", _warm, "compile variants into the cache, without a GPU", "jitkern warm --target sm_90 --target sm_80"
     )
-    warm.add_argument("kernel", nargs="?", help="a kernel; default: all of them")
-    warm.add_argument("--target", action="append", help="sm_XX or cpu, may be repeated; default: this machine's")
-    warm.add_argument("--dtype", help="f32, f16, bf16; default: all")
-    warm.add_argument("--pack", type=int, help="elements per access; default: the widest")
-    warm.add_argument(
-        "--constant", action="append", default=[], metavar="NAME=VALUE", help="for example d=96, may be repeated"
+    _name_variants(warm)
+    warm.add_argument("--jobs", type=int, help="how many at once; default: what cores, memory and limits allow")
+    _name_variants(
+        command("why", _why, "say why variants are not in the cache", "jitkern why merge_attn_states --dtype bf16")
     )
-    cache = command("cache", _cache, "look at the disk cache or clear it", "jitkern cache list")
-    cache.add_argument("action", choices=("path", "list", "size", "clear"))
+    _add_cache(command("cache", _cache, "look at the disk cache, clear it, carry it", "jitkern cache list"))
     compare = command(
         "bench", _bench, "compare with the public kernels that are installed", "jitkern bench merge --out merge.csv"
     )

@@ -31,6 +31,9 @@ class Settings:
     cache_max: int = field(
         default=1 << 30, metadata={"help": "bytes the cache may take before the least recently used entries go"}
     )
+    bundle_key: Path | None = field(
+        default=None, metadata={"help": "a public key (Ed25519, PEM) that imported bundles must be signed with"}
+    )
     mode: str = field(
         default="jit",
         metadata={"help": "jit: compile on a miss; hit-only: a miss raises", "one_of": ("jit", "hit-only")},
@@ -112,6 +115,7 @@ _PARSERS: dict[str, Any] = {
     "cache_dir": _path,
     "cache_roots": _paths,
     "cache_max": _size,
+    "bundle_key": _path,
     "lock_timeout": _seconds,
     "pdl": _boolean,
     "quiet": _boolean,

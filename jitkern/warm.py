@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from typing import Any
 
-from jitkern import dtypes, launch, loader, ops, variants
+from jitkern import dtypes, launch, loader, ops, pool, variants
 from jitkern.errors import ArgumentError
 from jitkern.variants import Kernel, Variant
 
@@ -119,18 +119,28 @@ def warmup(
     return warmed
 
 
-def fill_cache(wanted: Iterable[Variant], progress: Callable[[int, int, Variant], None] | None = None) -> list[Warmed]:
-    """Compile variants into the cache, for any targets; needs no GPU.
+def fill_cache(
+    wanted: Iterable[Variant],
+    progress: Callable[[int, int, Variant], None] | None = None,
+    jobs: int | None = None,
+) -> list[Warmed]:
+    """Compile variants into the cache, for any targets, several at once; needs no GPU.
 
     Args:
         wanted: the variants.
-        progress: called before each with (number from 1, count, variant).
+        progress: called after each with (how many are done, count, variant).
+        jobs: how many at once; None: what cores, memory and limits allow.
+
+    Raises:
+        CompileError, ToolchainError: one cannot be made; the others are.
     """
-    todo, done = list(wanted), []
-    for number, variant in enumerate(todo, start=1):
+
+    def tell(done: int, count: int, outcome: pool.Outcome) -> None:
         if progress:
-            progress(number, len(todo), variant)
-        start = time.perf_counter()
-        _, how = loader.obtain(variant)
-        done.append(Warmed(variant, how, time.perf_counter() - start))
-    return done
+            progress(done, count, outcome.variant)
+
+    outcomes = pool.compile_all(wanted, jobs, tell)
+    for outcome in outcomes:
+        if outcome.error is not None:
+            raise outcome.error
+    return [Warmed(outcome.variant, outcome.how, outcome.seconds) for outcome in outcomes]

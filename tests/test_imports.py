@@ -19,17 +19,19 @@ PACKAGE = ROOT / "jitkern"
 # Low to high, one level a line: a module imports only modules of the lines above its own.
 # A new module goes into the highest line it can.
 ORDER = (
-    ("errors", "progress", "version", "completion"),
+    ("errors", "progress", "version", "completion", "flights", "limits"),
     ("settings", "dtypes"),
     ("events",),
-    ("sources", "variants"),
+    ("sources", "variants", "signing", "hosttools"),
     ("cache", "toolchain", "driver"),
-    ("compilers",),
-    ("loader",),
+    ("compilers", "modules", "bundle"),
+    ("explain",),
+    ("binaries",),
+    ("loader", "pool"),
     ("launch",),
     ("prepare",),
     ("ops",),
-    ("torch_ops", "compat", "bench", "warm"),
+    ("torch_ops", "torch_mla", "compat", "bench", "warm"),
     ("kernel",),
     ("doctor", "demo", "benches"),
     ("tables", "inspecting"),
@@ -40,7 +42,7 @@ ORDER = (
 LEVELS = {f"jitkern.{name}": level for level, names in enumerate(ORDER) for name in names}
 LEVELS["jitkern"] = len(ORDER)
 # Packages: every module inside has the package's level, and they may import each other.
-GROUPS = ("jitkern.compilers", "jitkern.ops", "jitkern.compat", "jitkern.benches", "jitkern.kernel")
+GROUPS = ("jitkern.cache", "jitkern.compilers", "jitkern.ops", "jitkern.compat", "jitkern.benches", "jitkern.kernel")
 
 # Slow to import, often absent, and never a condition for `import jitkern`.
 FRAMEWORKS = {"torch", "cupy", "triton"}

@@ -2,8 +2,8 @@
 
 GPU time by graph replay over rotating buffers, host time by asynchronous calls; on a CPU, time by the clock. Peers that
 are not there are left out: sglang's merge_state_v2 (the kernel that vLLM ships too; SGLANG_OPS names
-common_ops.abi3.so), FlashInfer (in a process of its own, since its failed launches stick), Triton with one program per (token, head), the
-eager formula and torch.compile of it.
+common_ops.abi3.so), FlashInfer (in a process of its own, since its failed launches stick), Triton with one program per
+(token, head), the eager formula and torch.compile of it.
 """
 
 from __future__ import annotations
@@ -22,6 +22,8 @@ import torch
 from jitkern import bench
 from jitkern.benches import common
 from jitkern.benches.peers import MAKERS, Operands, Shape, traffic
+from jitkern.prepare import prepare
+from jitkern.torch_ops import merge_attn_states
 
 F32, F16, BF16 = "float32", "float16", "bfloat16"
 _SIZES = (
@@ -95,8 +97,6 @@ def _in_a_process(peer: str, arguments: argparse.Namespace) -> dict[Shape, float
 
 def host_times(peers: Sequence[str], device: str) -> dict[str, float]:
     """Host microseconds a call: n=16, h=4, d=64, bf16, asynchronous on a GPU."""
-    import jitkern
-
     o = Operands((16, 4, 64, BF16), device)
     views = (o.out, o.a, o.a_lse.T, o.b, o.b_lse.T, o.out_lse.T)
     calls: dict[str, Callable[[], Any]] = {}
@@ -106,8 +106,8 @@ def host_times(peers: Sequence[str], device: str) -> dict[str, float]:
         except _MISSING:
             continue
         calls[peer] = lambda call=call: call(o)  # type: ignore[misc]
-    calls["jitkern, L as [h, n] already"] = lambda: jitkern.merge_attn_states(*views)
-    calls["jitkern, prepared"] = jitkern.prepare(jitkern.merge_attn_states, *views)
+    calls["jitkern, L as [h, n] already"] = lambda: merge_attn_states(*views)
+    calls["jitkern, prepared"] = prepare(merge_attn_states, *views)
     op = torch.ops.jitkern.merge_attn_states.default
     calls["torch.ops.jitkern"] = lambda: op(*views)
     for run_once in calls.values():

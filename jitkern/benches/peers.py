@@ -36,9 +36,9 @@ def eager(o: Operands) -> tuple[Any, Any]:
 
 
 def _jitkern() -> Callable[[Operands], Any]:
-    import jitkern
+    from jitkern.torch_ops import merge_attn_states
 
-    return lambda o: jitkern.merge_attn_states(o.out, o.a, o.a_lse.T, o.b, o.b_lse.T, o.out_lse.T)
+    return lambda o: merge_attn_states(o.out, o.a, o.a_lse.T, o.b, o.b_lse.T, o.out_lse.T)
 
 
 def _sglang() -> Callable[[Operands], Any]:

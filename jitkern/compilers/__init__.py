@@ -6,6 +6,7 @@ import functools
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+from jitkern import variants
 from jitkern.cache import SCHEMA, Key
 from jitkern.errors import ArgumentError
 from jitkern.sources import Text
@@ -22,11 +23,13 @@ class Artifact:
         binary: a cubin, or a shared object.
         log: what the compiler said.
         versions: of the compiler and its parts, for people.
+        stale: the compiler was replaced while it ran, so that the key may be of another one.
     """
 
     binary: bytes
     log: str = ""
     versions: dict[str, Any] = field(default_factory=dict)
+    stale: bool = False
 
 
 class Compiler(Protocol):
@@ -38,7 +41,7 @@ class Compiler(Protocol):
         """Canonical options, without a path in them."""
 
     def identity(self, variant: Variant, text: Text) -> dict[str, Any]:
-        """What else the binary depends on: the compiler, headers, for host code its ABI. Starts no process if possible."""
+        """What else the binary depends on: compiler, headers, for host code its ABI. Starts no process if possible."""
 
     def compile(self, variant: Variant, text: Text) -> Artifact:
         """Compile.
@@ -66,6 +69,7 @@ def get(backend: str) -> Compiler:
 def key_of(variant: Variant, text: Text) -> Key:
     """The cache key of a variant: everything its binary depends on."""
     compiler = get(variant.backend)
+    variants.check_target(variant.target)  # it becomes a folder's name
     parts = {
         "schema": SCHEMA,
         "text": text.flat,
@@ -75,4 +79,6 @@ def key_of(variant: Variant, text: Text) -> Key:
         "symbol": variant.symbol,
         **compiler.identity(variant, text),
     }
-    return Key(parts, variant.target, f"{variant.stem}-{variant.backend}" if variant.backend == "nvcc" else variant.stem)
+    return Key(
+        parts, variant.target, f"{variant.stem}-{variant.backend}" if variant.backend == "nvcc" else variant.stem
+    )

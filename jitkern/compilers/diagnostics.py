@@ -112,7 +112,7 @@ def compile_error(what: str, text: Text, log: str) -> CompileError:
 
 def _keep(log: str, text: Text) -> str | None:
     try:
-        with tempfile.NamedTemporaryFile("w", prefix="jitkern-", suffix=".log", delete=False) as file:
+        with tempfile.NamedTemporaryFile("w", prefix="jitkern-log-", suffix=".txt", delete=False) as file:
             file.write(f"{log}\n\n----- text -----\n{text.flat}\n")
             return file.name
     except OSError:

@@ -1,30 +1,22 @@
 """Shared objects through ``torch.utils.cpp_extension.load``: the CPU backend, and nvcc for those who want it.
 
-The text includes no torch header and the object links nothing of torch (``--as-needed``), so it compiles in a fraction of
-a second and outlives a torch upgrade. Every build has a private folder and a name of its own: torch's own lock file,
-which waits for ever after a kill, and its memory of failed builds never come into play.
+The text includes no torch header and the object links nothing of torch (``--as-needed``), so it compiles in a
+fraction of a second and outlives a torch upgrade. Every build has a private folder and a name of its own: torch's own
+lock file, which waits for ever after a kill, and its memory of failed builds never come into play.
 """
 
 from __future__ import annotations
 
-import contextlib
-import os
 import re
-import shutil
-import tempfile
-import threading
 import uuid
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 from jitkern import toolchain
-from jitkern.compilers import Artifact, diagnostics
+from jitkern.compilers import Artifact, building, diagnostics
 from jitkern.errors import ToolchainError
 from jitkern.sources import Text
 from jitkern.variants import Variant
-
-_building = threading.Lock()  # cpp_extension is not written for several builds at once, and PATH is changed
 
 
 class Extension:
@@ -41,35 +33,72 @@ class Extension:
         if self.cuda:
             number = variant.target.removeprefix("sm_")
             arch = f"-gencode=arch=compute_{number},code=sm_{number}"
-            return [arch, "-O3", "--ftz=false", "--prec-div=true", "--fmad=true", "-DJITKERN_EXPORT_FUNCTION=1", *defines]
+            return [
+                arch,
+                "-O3",
+                "--ftz=false",
+                "--prec-div=true",
+                "--fmad=true",
+                "-DJITKERN_EXPORT_FUNCTION=1",
+                *defines,
+            ]
         return ["-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", *defines]
 
     def identity(self, variant: Variant, text: Text) -> dict[str, Any]:
         """The compilers and what the object's ABI depends on."""
-        abi = toolchain.host_abi()
+        host = toolchain.host_compiler().identity
+        parts: dict[str, Any] = {"abi": toolchain.host_abi()}
         if self.cuda:
-            return {"compiler": {"name": "nvcc", "version": toolchain.nvcc()[1]}, "host": toolchain.host_compiler().identity, "abi": abi}
-        return {"compiler": {"name": "host", "version": toolchain.host_compiler().identity}, "abi": abi}
+            parts |= {"compiler": {"name": "nvcc", "version": toolchain.nvcc()[1]}, "host": host}
+        else:
+            parts |= {"compiler": {"name": "host", "version": host}}
+        environment = toolchain.compiler_environment()
+        return parts | ({"environment": environment} if environment else {})
 
     def compile(self, variant: Variant, text: Text) -> Artifact:
         """Compile and link a shared object."""
         compiler = toolchain.host_compiler()
         if self.cuda:
             toolchain.nvcc()
-        with _private_folder() as folder, _building, _environment(compiler):
-            log, binary = _load(variant, text, folder, self.cuda, self.options(variant))
+        log, binary = self._build(variant, text, compiler)
         if binary is None:
-            raise diagnostics.compile_error(variant.name, text, log.replace(f"{folder}/", ""))
-        return Artifact(binary, log, {"compiler": compiler.identity})
+            raise diagnostics.compile_error(variant.name, text, log)
+        if binary[:4] != b"\x7fELF":
+            raise ToolchainError(f"{compiler.command} made something that is no shared object of {variant.name}")
+        return Artifact(binary, log, {"compiler": compiler.identity}, self._replaced())
+
+    def _build(self, variant: Variant, text: Text, compiler: toolchain.HostCompiler) -> tuple[str, bytes | None]:
+        """(log, object) from the first place that has room for the build."""
+        full: building.NoRoomError | None = None
+        for parent in building.PARENTS:
+            try:
+                with building.private_folder(parent) as folder, building.environment(compiler, parent):
+                    log, binary = _load(variant, text, folder, self.cuda, self.options(variant))
+                return log.replace(f"{folder}/", ""), binary
+            except building.NoRoomError as error:
+                full = full or error
+        raise full or ToolchainError(f"there is no place to build {variant.name}")
+
+    def _replaced(self) -> bool:
+        """Whether the compilers are others than those that the key was made with: an upgrade while this process ran."""
+        before = (toolchain.host_compiler(), toolchain.nvcc() if self.cuda else None)
+        toolchain.forget()
+        try:
+            return before != (toolchain.host_compiler(), toolchain.nvcc() if self.cuda else None)
+        except ToolchainError:  # it was taken away
+            return True
 
 
 def _load(variant: Variant, text: Text, folder: Path, cuda: bool, options: list[str]) -> tuple[str, bytes | None]:
-    from torch.utils import cpp_extension
+    try:
+        from torch.utils import cpp_extension
+    except (ImportError, RuntimeError) as error:  # RuntimeError: the interpreter is ending
+        raise ToolchainError(f"backends cpu and nvcc build with torch, which cannot be imported: {error}") from None
 
     name = f"jitkern_{uuid.uuid4().hex}"
     source = folder / f"kernel.{'cu' if cuda else 'cpp'}"
-    source.write_text(text.flat, encoding="utf-8")
     try:
+        source.write_text(text.flat, encoding="utf-8")
         cpp_extension.load(
             name,
             [str(source)],
@@ -84,38 +113,11 @@ def _load(variant: Variant, text: Text, folder: Path, cuda: bool, options: list[
         # A folder mounted noexec can be built in but not loaded from; the object is loaded from memory anyway.
         if not (folder / f"{name}.so").is_file():
             log = f"{error}"
-            if re.search(r"\berror\b[: ]", log):
+            if re.search(r"\berror\b[: ]", log) and not building.is_transient(log):
                 return log, None
-            raise ToolchainError(f"building {variant.name} failed: {log}") from None
+            last = "\n".join(log.strip().splitlines()[-12:])
+            kind = building.NoRoomError if building.has_no_room(log) else ToolchainError
+            raise kind(
+                f"building {variant.name} failed, and not for its text; call again once that is put right:\n{last}"
+            ) from None
     return "", (folder / f"{name}.so").read_bytes()
-
-
-@contextlib.contextmanager
-def _private_folder() -> Iterator[Path]:
-    folder = None
-    for parent in (None, "/dev/shm"):
-        with contextlib.suppress(OSError):
-            folder = Path(tempfile.mkdtemp(prefix="jitkern-build-", dir=parent))
-            break
-    if folder is None:
-        raise ToolchainError(f"no temporary folder to build in: neither {tempfile.gettempdir()} nor /dev/shm can be written to. Set TMPDIR.")
-    try:
-        yield folder
-    finally:
-        shutil.rmtree(folder, ignore_errors=True)
-
-
-@contextlib.contextmanager
-def _environment(compiler: toolchain.HostCompiler) -> Iterator[None]:
-    """Let cpp_extension find ninja and the compiler that the key names."""
-    before = {name: os.environ.get(name) for name in ("PATH", "CXX")}
-    os.environ["PATH"] = f"{toolchain.ninja()}{os.pathsep}{before['PATH'] or os.defpath}"
-    os.environ["CXX"] = compiler.command
-    try:
-        yield
-    finally:
-        for name, value in before.items():
-            if value is None:
-                os.environ.pop(name, None)
-            else:
-                os.environ[name] = value

@@ -1,4 +1,4 @@
-"""The default GPU compiler: NVRTC, in this process, to a cubin for the exact target. Needs no GPU, nvcc or C++ compiler."""
+"""The default GPU compiler: NVRTC, in this process, to a cubin for the exact target. Needs no GPU and no nvcc."""
 
 from __future__ import annotations
 
@@ -9,8 +9,11 @@ from typing import Any
 from jitkern import toolchain
 from jitkern.compilers import Artifact, diagnostics
 from jitkern.errors import ToolchainError
+from jitkern.flights import ForkGate
 from jitkern.sources import Text
 from jitkern.variants import Variant
+
+_gate = ForkGate(30.0)  # NVRTC has locks of its own, and knows nothing of forks
 
 
 class Nvrtc:
@@ -19,7 +22,7 @@ class Nvrtc:
     binary_name = "kernel.cubin"
 
     def options(self, variant: Variant) -> list[str]:
-        """No ``-ftz``, no fast math: backends agree to the last bit. ``--minimal`` leaves out what no kernel here uses."""
+        """No ``-ftz``, no fast math: backends agree to the last bit. ``--minimal`` leaves out what no kernel uses."""
         options = [
             f"--gpu-architecture={variant.target}",
             "--std=c++17",
@@ -40,15 +43,22 @@ class Nvrtc:
 
     def compile(self, variant: Variant, text: Text) -> Artifact:
         """Compile to a cubin. The interpreter is free to run other threads meanwhile."""
+        if _gate.broken:
+            raise ToolchainError(
+                f"{variant.name} cannot be compiled here: this process was forked in the middle of another thread's"
+                ' compile. Start workers with multiprocessing.get_context("spawn"), or warm up before forking'
+            )
         version = toolchain.nvrtc().version
-        log, binary = self._build(variant, text, "CUBIN")
+        with _gate.section():
+            log, binary = self._build(variant, text, "CUBIN")
         if binary[:4] != b"\x7fELF":
             raise ToolchainError(f"NVRTC {version} returned something that is no cubin for {variant.name}")
         return Artifact(binary, log, {"nvrtc": version, "path": str(toolchain.nvrtc().path)})
 
     def ptx(self, variant: Variant, text: Text) -> str:
         """The PTX of a variant, for people to read: what runs is a cubin."""
-        return self._build(variant, text, "PTX")[1].rstrip(b"\0").decode()
+        with _gate.section():
+            return self._build(variant, text, "PTX")[1].rstrip(b"\0").decode()
 
     def _build(self, variant: Variant, text: Text, what: str) -> tuple[str, bytes]:
         nvrtc = _library()
@@ -57,7 +67,10 @@ class Nvrtc:
         version = toolchain.nvrtc().version
         if number not in supported:
             known = ", ".join(f"sm_{item}" for item in supported)
-            raise ToolchainError(f"NVRTC {version} cannot compile for {variant.target}; it knows {known}. Install a {'newer' if number > max(supported) else 'older'} one.")
+            which = "a newer" if number > max(supported) else "an older"
+            raise ToolchainError(
+                f"NVRTC {version} cannot compile for {variant.target}; it knows {known}. Install {which} one."
+            )
         options = self.options(variant)
         if text.system_headers:
             options = [option for option in options if option != "--minimal"]
@@ -108,11 +121,17 @@ def _run(nvrtc: Any, text: str, name: str, options: list[str], what: str = "CUBI
     try:
         encoded = (ctypes.c_char_p * len(options))(*(option.encode() for option in options))
         result = nvrtc.nvrtcCompileProgram(program, len(options), encoded)
-        log = _fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program).rstrip(b"\0").decode(errors="replace")
+        log = (
+            _fetch(nvrtc.nvrtcGetProgramLogSize, nvrtc.nvrtcGetProgramLog, program)
+            .rstrip(b"\0")
+            .decode(errors="replace")
+        )
         if result == 6:  # NVRTC_ERROR_COMPILATION
             return log, None
         if result:
-            raise ToolchainError(f"NVRTC failed: {nvrtc.nvrtcGetErrorString(result).decode()} with {' '.join(options)}. {log}")
+            raise ToolchainError(
+                f"NVRTC failed: {nvrtc.nvrtcGetErrorString(result).decode()} with {' '.join(options)}. {log}"
+            )
         return log, _fetch(getattr(nvrtc, f"nvrtcGet{what}Size"), getattr(nvrtc, f"nvrtcGet{what}"), program)
     finally:
         nvrtc.nvrtcDestroyProgram(ctypes.byref(program))

@@ -1,0 +1,120 @@
+// The producer warps of the decode: they stream queries and keys into shared memory, ahead of the consumers.
+//
+// A warp copies 16 rows, 128 bytes of a few rows at a time, so that each access is a whole line. Rows that do not count
+// (past the visible end, or on a page that does not exist) become zeros and are never read from memory: a weight of 0
+// times a NaN would still be a NaN.
+#pragma once
+// Included behind a tile header (mla_tile.cuh or mla_tile_wgmma.cuh), which says where rows go.
+#include "include/mla_ring.cuh"
+
+namespace jitkern {
+
+constexpr int kLineElements = 64;
+constexpr int kLines = kD / kLineElements;  // of 128 bytes in a row
+constexpr int kCopy = JITKERN_PACK < 2 ? 2 : JITKERN_PACK;  // elements that a lane moves at once
+constexpr int kLineLanes = kLineElements / kCopy;
+constexpr int kRowsAtOnce = 32 / kLineLanes;
+constexpr int kRowSteps = kChunkTokens / kRowsAtOnce;
+static_assert(kD % kLineElements == 0, "a row is whole lines");
+
+// kCopy elements from global to shared memory, or zeros.
+JITKERN_DEVICE void fetch(SharedAddress to, const T* from, bool real) {
+  if constexpr (JITKERN_PACK == 1) {  // nothing but single elements is aligned
+    const u32 low = real ? from[0].bits : 0, high = real ? from[1].bits : 0;
+    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(low | high << 16) : "memory");
+  } else {
+    copy_async<2 * kCopy>(to, from, real);
+  }
+}
+
+// Fetches 16 rows: `row_at(r)` gives row r in global memory, or null; `place(r, line, byte)` where it goes.
+template <class RowAt, class Place>
+JITKERN_DEVICE void fetch_rows(SharedAddress barrier, const T* readable, int lane, RowAt&& row_at, Place&& place) {
+  const int in_line = lane % kLineLanes * kCopy;
+#pragma unroll (kRowSteps <= 4 ? kRowSteps : 1)
+  for (int step = 0; step < kRowSteps; ++step) {
+    const int row = step * kRowsAtOnce + lane / kLineLanes;
+    const T* found = row_at(row);
+    const bool real = found != nullptr;
+    const T* from = (real ? found : readable) + in_line;
+#pragma unroll
+    for (int line = 0; line < kLines; ++line) fetch(place(row, line, 2 * in_line), from + line * kLineElements, real);
+  }
+  if constexpr (JITKERN_PACK == 1) barrier_arrive(barrier);
+  else barrier_arrive_after_copies(barrier);
+}
+
+JITKERN_DEVICE void fetch_queries(const DecodeParams& p, Shared& s, i32 request, i32 head_k, i32 first, int tile,
+                                  int lane) {
+  const SharedAddress barrier = shared_address(&s.q_full);
+  const i32 rows = p.group * p.q_len;
+  fetch_rows(
+      barrier, p.q, lane,
+      [&](int row) -> const T* {
+        const i32 r = first + 16 * tile + row;
+        return r < rows ? p.q + at(p.q_stride, request, row_of(p, head_k, r)) : nullptr;
+      },
+      [&](int row, int line, int byte) { return query_place(s, tile, row, line, byte); });
+  if (lane == 0) barrier_arrive(barrier);
+}
+
+// The page of token (lane % 16) of a chunk; -1 where there is none to read.
+JITKERN_DEVICE i32 page_of(const DecodeParams& p, const Piece& piece, i32 token) {
+  const bool some = token < piece.end * kBlockTokens && token < piece.limit;
+  return some ? p.table[piece.request * p.table_stride + (token >> p.page_shift)] : -1;
+}
+// The page of a part's first block, asked for before its request's length is known: the plan says that it has keys. Only
+// where a block lies on one page.
+JITKERN_DEVICE i32 first_page_of(const DecodeParams& p, const Record& record) {
+  const i32 column = static_cast<i32>(static_cast<i64>(record.begin_block) * kBlockTokens >> p.page_shift);
+  const bool some = 1 << p.page_shift >= kBlockTokens && column < p.columns && record.begin_request < p.batch;
+  return some ? p.table[record.begin_request * p.table_stride + column] : -1;
+}
+
+JITKERN_DEVICE void fetch_keys(const DecodeParams& p, Shared& s, const Piece& piece, i32 head_k, i32 token, i32 page,
+                               Ring ring, int lane) {
+  const bool real = token < piece.limit && static_cast<u32>(page) < static_cast<u32>(p.pages);
+  const i64 slot = token & ((1 << p.page_shift) - 1);
+  const i64 offset = real ? page * p.page_stride + slot * p.slot_stride + head_k * p.cache_head_stride : -1;
+  const u32 reached = __ballot_sync(~0u, real);
+  barrier_wait(shared_address(&s.empty[ring.slot]), ring.parity ^ 1);
+  const SharedAddress barrier = shared_address(&s.full[ring.slot]);
+  fetch_rows(
+      barrier, p.cache, lane,
+      [&](int row) -> const T* {
+        const i64 mine = __shfl_sync(~0u, offset, row);
+        return mine >= 0 ? p.cache + mine : nullptr;
+      },
+      [&](int row, int line, int byte) { return key_place(s, ring.slot, row, line, byte); });
+  if (lane == 0) {
+    s.reached[ring.slot] = reached;
+    barrier_arrive(barrier);
+  }
+}
+
+JITKERN_DEVICE void produce(const DecodeParams& p, Shared& s, const Record& record, i32 first, i32 last, i32 head_k,
+                            int warp, int lane) {
+  Ring ring = ahead(Ring{0, 0}, warp);
+  u32 q_parity = 0;
+  i32 first_page = first_page_of(p, record);
+  for_each_piece(p, record, last, [&](const Piece& piece) {
+    if (piece.end <= piece.begin) return;
+    i32 token = piece.begin * kBlockTokens + kChunkTokens * warp + lane % kChunkTokens;
+    const bool known = first_page >= 0 && piece.request == record.begin_request;
+    i32 page = known ? first_page : page_of(p, piece, token);
+    if (warp < kTiles) {
+      barrier_wait(shared_address(&s.q_empty), q_parity ^ 1);
+      q_parity ^= 1;
+      fetch_queries(p, s, piece.request, head_k, first, warp, lane);
+    }
+    for (i32 block = piece.begin; block < piece.end; ++block) {
+      const i32 next = page_of(p, piece, token + kBlockTokens);  // in flight while this chunk is fetched
+      fetch_keys(p, s, piece, head_k, token, page, ring, lane);
+      page = next;
+      token += kBlockTokens;
+      ring = ahead(ring, kProducerWarps);
+    }
+  });
+}
+
+}  // namespace jitkern

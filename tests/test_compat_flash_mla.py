@@ -1,0 +1,105 @@
+"""jitkern.compat.flash_mla used as FlashMLA's callers use it: both forms, vLLM's slices, sglang's copies."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+import pytest
+import torch
+
+from jitkern.compat.flash_mla import FlashMLASchedMeta, flash_mla_with_kvcache, get_mla_metadata
+from jitkern.errors import ArgumentError, UnsupportedError
+from tests.mla_oracle import Step, assert_decoded, make_step, reference
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    return str(request.param)
+
+
+def call(step: Step, metadata: object, splits: object = None, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+    return flash_mla_with_kvcache(*step.operands(), 512, metadata, splits, **more)
+
+
+def test_tensor_form(device: str) -> None:
+    step = make_step([300, 0, 2000], 16, q_len=2, device=device)
+    metadata, splits = get_mla_metadata(step.cache_seqlens, 2 * 16, 1)
+    assert metadata.dtype == splits.dtype == torch.int32
+    assert metadata.shape[1] == 8
+    counts = splits.diff()
+    assert splits[0] == 0
+    assert (counts >= 1).all(), "a request counts at least 1, as FlashMLA has it"
+    used = metadata[metadata[:, 0] >= 0]
+    assert int(counts.sum()) <= 3 + metadata.shape[0] - 1
+    assert used[0, :3].tolist() == [0, used[0, 1].item(), 0]
+    out, lse = call(step, metadata, splits, causal=True)
+    assert_decoded(out, lse, reference(step, True))
+    assert lse.shape == (3, 16, 2)
+
+
+def test_lazy_form(device: str) -> None:
+    step = make_step([300, 64, 2000], 16, device=device)
+    meta, nothing = get_mla_metadata()
+    assert nothing is None
+    assert meta.tile_scheduler_metadata is None
+    for _ in range(3):  # layers
+        assert_decoded(*call(step, meta), reference(step))
+    metadata = meta.tile_scheduler_metadata
+    assert metadata is not None
+    assert metadata.shape[1] == 8
+    assert meta.num_splits.shape == (4,)
+    with pytest.raises(ArgumentError, match="heads is 8, but this FlashMLASchedMeta was first used with 16"):
+        call(make_step([300, 64, 2000], 8, device=device), meta)
+    with pytest.raises(ArgumentError, match="num_splits is given"):
+        call(step, meta, meta.num_splits)
+    ignored, _ = get_mla_metadata(num_heads_k=1)
+    assert isinstance(ignored, FlashMLASchedMeta)
+
+
+def test_as_vllm_does(device: str) -> None:
+    """Buffers made once at capacity; each step copies into slices and fills num_splits with its last value."""
+    capacity, columns = 8, 6
+    metadata_buffer = torch.zeros(200, 8, dtype=torch.int32, device=device)
+    splits_buffer = torch.empty(capacity + 1, dtype=torch.int32, device=device)
+    for lengths in ([200, 3], [64, 65, 66, 300, 1], [], [7] * 8):
+        real = len(lengths)
+        step = make_step(lengths + [0] * (capacity - real), 16, device=device, columns=columns, seed=real)
+        metadata, splits = get_mla_metadata(step.cache_seqlens[:real], 16, 1)
+        metadata_view = metadata_buffer[: metadata.shape[0]]
+        metadata_view.copy_(metadata)
+        splits_buffer[: real + 1].copy_(splits)
+        splits_buffer[real + 1 :].fill_(splits[-1].item())
+        out, lse = call(step, metadata_view, splits_buffer)
+        assert_decoded(out, lse, reference(step))
+        assert (out[real:] == 0).all()
+        assert (lse[real:] == math.inf).all()
+
+
+def test_as_sglang_does(device: str) -> None:
+    """Planned for the largest batch at length 1, then recomputed for the padded batch and copied over."""
+    largest = 8
+    ones = torch.ones(largest, dtype=torch.int32, device=device)
+    metadata, splits = get_mla_metadata(ones, 16, 1)
+    for rows, lengths in ((4, [500, 20, 1024]), (8, [64] * 7), (2, [1, 2])):
+        step = make_step(lengths + [1024] * (rows - len(lengths)), 16, device=device, seed=rows)
+        new_metadata, new_splits = get_mla_metadata(step.cache_seqlens, 16, 1)
+        metadata.copy_(new_metadata)
+        splits[: rows + 1].copy_(new_splits)
+        assert_decoded(*call(step, metadata, splits[: rows + 1]), reference(step))
+
+
+def test_what_there_is_not_is_refused(device: str) -> None:
+    step = make_step([100], 16, device=device)
+    meta, _ = get_mla_metadata()
+    with pytest.raises(UnsupportedError, match="dense bf16"):
+        get_mla_metadata(is_fp8_kvcache=True)
+    with pytest.raises(UnsupportedError, match="is_fp8_kvcache is given"):
+        call(step, meta, is_fp8_kvcache=True)
+    with pytest.raises(UnsupportedError, match="attn_sink, indices is given"):
+        call(step, meta, indices=torch.zeros(1), attn_sink=torch.zeros(16))
+    with pytest.raises(UnsupportedError, match="head_dim_v=256"):
+        flash_mla_with_kvcache(*step.operands(), 256, meta)
+    metadata, splits = get_mla_metadata(step.cache_seqlens, 16, 1)
+    with pytest.raises(ArgumentError, match=r"for 1 requests expected \[parts, 8\] and at least \[2\]"):
+        call(step, metadata, splits[:1])
