@@ -35,7 +35,7 @@ ORDER = (
     ("kernel",),
     ("doctor", "demo", "benches"),
     ("tables", "inspecting"),
-    ("notebook",),
+    ("notebook", "commands"),
     ("cli",),
     ("__main__",),
 )
