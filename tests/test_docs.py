@@ -130,6 +130,7 @@ def run_ours(words: list[str], where: Path) -> None:
     if words[0] in ("demo", "doctor"):  # tested by themselves, and slow
         return
     env = os.environ | {"JITKERN_CACHE_DIR": str(where / "cache"), "PYTHONPATH": str(ROOT)}
+    (where / "cache").mkdir(mode=0o700, exist_ok=True)
     done = subprocess.run(
         [sys.executable, "-m", "jitkern", *words], capture_output=True, text=True, check=False, cwd=where, env=env
     )
