@@ -213,6 +213,12 @@ def test_texts_that_are_no_kernel(text: str, words: str) -> None:
         Kernel(text)
 
 
+def test_a_default_before_a_parameter_without_one_is_told() -> None:
+    text = "__global__ void f(float* y, float a, int n) { y[0] = a * n; }"
+    with pytest.raises(jitkern.ArgumentError, match="n comes after a parameter with a default"):
+        Kernel(text, signature={"a": jitkern.Scalar(default=1.0)})
+
+
 def test_one_of_several_and_a_name_that_python_keeps() -> None:
     text = "__global__ void a(float* in) { in[0] = 1; }\n__global__ void b(float* in) { in[0] = 2; }"
     value = torch.zeros(1)

@@ -7,6 +7,7 @@ slow way.
 
 from __future__ import annotations
 
+import itertools
 import keyword
 from collections.abc import Callable, Collection, Mapping
 from typing import Any
@@ -38,7 +39,11 @@ def write(declared: Declaration, rules: Mapping[str, Tensor | Scalar], watched: 
     if taken:
         raise ArgumentError(f"{declared.name}: a parameter is called {taken[0]}, which a call needs itself; rename it")
     tensors = [p for p in declared.parameters if p.pointer]
-    arguments = ", ".join(_argument(p, rules[p.name]) for p in declared.parameters)
+    listed = [_argument(p, rules[p.name]) for p in declared.parameters]
+    late = next((b for a, b in itertools.pairwise(listed) if "=" in a and "=" not in b), None)
+    if late:
+        raise ArgumentError(f"{declared.name}: {late} comes after a parameter with a default, and needs one, too")
+    arguments = ", ".join(listed)
     separator = ", " if arguments else ""
     names = ", ".join(f"{p.name!r}: {python_name(p.name)}" for p in declared.parameters)
     lines = [
