@@ -16,6 +16,9 @@
 // read), JITKERN_STRIDE (32, or 64), JITKERN_CONTROL (1: the device says what happens to each token).
 #include "include/merge.cuh"
 #include "include/pack.cuh"
+#if !JITKERN_ON_GPU
+#include "include/host_half.h"
+#endif
 
 #ifndef JITKERN_D
 #define JITKERN_D 128
@@ -149,16 +152,23 @@ JITKERN_DEVICE Pack<To, kPack> finish(Outcome outcome, const Merge<A>& f, A quan
 #else
 // Element by element, for the compiler to vectorise. An output that is an input is the same view of it, so that no
 // iteration reads what another one wrote.
-JITKERN_DEVICE void finish_row(Outcome outcome, const Merge<A>& f, A quantise, const T* a, const T* b, Out* out) {
+template <class From, class To>
+JITKERN_DEVICE void finish_row(Outcome outcome, const Merge<A>& f, A quantise, const From* a, const From* b, To* out) {
   if (outcome == Outcome::merge) {
+    int i = 0;
+#if JITKERN_HOST_HALF
+    if constexpr (SameType<From, f16>::value && SameType<To, f16>::value) {
+      for (; i + 8 <= kD; i += 8) narrow8(widen8(a + i) * f.weight_a + widen8(b + i) * f.weight_b, out + i);
+    }
+#endif
 #pragma GCC ivdep
-    for (int i = 0; i < kD; ++i) narrow(mul(f(widen(a[i]), widen(b[i])), quantise), out[i]);
+    for (; i < kD; ++i) narrow(mul(f(widen(a[i]), widen(b[i])), quantise), out[i]);
   } else if (outcome == Outcome::empty) {
-    for (int i = 0; i < kD; ++i) out[i] = Out{};
+    for (int i = 0; i < kD; ++i) out[i] = To{};
   } else if constexpr (kSameType) {
-    __builtin_memmove(out, outcome == Outcome::copy_a ? a : b, sizeof(T) * kD);
+    __builtin_memmove(out, outcome == Outcome::copy_a ? a : b, sizeof(From) * kD);
   } else {
-    const T* from = outcome == Outcome::copy_a ? a : b;
+    const From* from = outcome == Outcome::copy_a ? a : b;
     const A factor = outcome == Outcome::copy_a ? f.weight_a : f.weight_b;
     for (int i = 0; i < kD; ++i) narrow(mul(mul(widen(from[i]), factor), quantise), out[i]);
   }

@@ -348,6 +348,21 @@ def test_any_layout(
     assert_merged(out, lse, states, k)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_every_pack_gives_the_same_bits(backend: str, dtype: torch.dtype) -> None:
+    """All 16-bit patterns at d=64, by the widest access, and at d=63, element by element."""
+    width = {2: torch.int16, 4: torch.int32}[dtype.itemsize]
+    patterns = torch.arange(-(1 << 15), 1 << 15).to(width)
+    patterns = (patterns * 65537 if width == torch.int32 else patterns).view(dtype).view(256, 4, 64)
+    shuffled = patterns.flatten()[torch.randperm(1 << 16, generator=torch.Generator().manual_seed(3))].view(256, 4, 64)
+    lse = torch.randn(2, 4, 256, generator=torch.Generator().manual_seed(4))
+    states = on(States(patterns, lse[0], shuffled, lse[1]), backend)
+    wide, _ = run(states, backend)
+    narrow, _ = run(States(states.a[..., :63], states.a_lse, states.b[..., :63], states.b_lse), backend)
+    same = wide[..., :63].contiguous().view(width) == narrow.contiguous().view(width)
+    assert (same | (wide[..., :63].isnan() & narrow.isnan())).all()
+
+
 def test_float64_on_the_cpu() -> None:
     states = random_states(20, 3, 40, torch.float64, disjoint=False)
     out, lse = run(states, "cpu")

@@ -10,7 +10,7 @@ import torch
 from jitkern import launch, loader, variants
 from jitkern.errors import ArgumentError
 from jitkern.loader import CPU
-from jitkern.ops import checks
+from jitkern.ops import checks, validate
 from jitkern.ops.nway_checks import Inputs, check
 from jitkern.ops.pairwise import base_ratio, geometry, is_wide
 from jitkern.ops.state import wants_gradient
@@ -101,6 +101,8 @@ def launch_states(inputs: Inputs, lse_base: Any, sink_in_lse: bool, stream: Any,
         bound = (_bind(inputs, inputs.addresses(), lse_base, sink_in_lse, stream, backend),)
         _thread.keep(signature, bound)
     (call,) = bound
+    if validate.wanted():
+        _validate(inputs)
     if call is not None and addresses is not None:
         room = call.room
         padding = (0,) * (room - inputs.listed)
@@ -114,6 +116,18 @@ def launch_states(inputs: Inputs, lse_base: Any, sink_in_lse: bool, stream: Any,
             *padding,
             *addresses[2 * count :],
         )
+
+
+def _validate(inputs: Inputs) -> None:
+    heads, d = inputs.values[0].shape[-2:]
+    pairs = [
+        (f"v{i}", value.reshape(-1, heads, d), f"s{i}", log.reshape(-1, heads))
+        for i, (value, log) in enumerate(zip(inputs.values, inputs.logs, strict=True))
+        if inputs.num_valid is None and inputs.indptr is None
+    ]
+    counts = {"num_valid": inputs.num_valid, "indptr": inputs.indptr}
+    bounds = {name: None if x is None else (x, inputs.count) for name, x in counts.items()}
+    validate.check_values(OP, pairs, {}, bounds)
 
 
 class _Bound:

@@ -8,7 +8,7 @@ from typing import Any
 from jitkern import dtypes, launch, loader, variants
 from jitkern.errors import ArgumentError
 from jitkern.loader import CPU
-from jitkern.ops import checks
+from jitkern.ops import checks, validate
 from jitkern.ops.pairwise_checks import Extras, check
 from jitkern.ops.recent import RecentCalls
 
@@ -104,7 +104,9 @@ def merge(
         bound = _bind(op, state, lse_layout, (addresses or ()) + more, lse_base, stream, backend, extras or _NOTHING)
         _thread.keep(signature, bound)
     call, tokens = bound
-    if extras is None and call is not None:
+    if validate.wanted():
+        _validate(op, names, lse_layout, (a, a_lse, b, b_lse), extras or _NOTHING, tokens)
+    elif extras is None and call is not None:  # what is remembered is not looked at again
         tensors = (out, a, b, a_lse, b_lse) if out_lse is None else (out, a, b, a_lse, b_lse, out_lse)
         _recent.remember((lse_layout, lse_base, backend, len(tensors)), tensors, _relations(*addresses), bound)
     if merged_tokens is None:
@@ -115,6 +117,17 @@ def merge(
         )
     if call is not None:
         launch.on(call, stream, *addresses, merged_tokens)
+
+
+def _validate(
+    op: str, names: tuple[str, ...], lse_layout: str, inputs: tuple[Any, ...], extras: Extras, tokens: int
+) -> None:
+    a, a_lse, b, b_lse = inputs
+    logs = (a_lse, b_lse) if lse_layout == "nh" else (a_lse.T, b_lse.T)
+    pairs = [(names[2], a, names[3], logs[0]), (names[4], b, names[5], logs[1])]
+    scales = {"output_scale": extras.out_scale, "prefix_scale": extras.a_scale, "suffix_scale": extras.b_scale}
+    merged = None if extras.merged_tokens is None else (extras.merged_tokens, tokens)
+    validate.check_values(op, pairs, scales, {"prefill_tokens_with_context": merged})
 
 
 def _relations(out: int, out_lse: int, a: int, a_lse: int, b: int, b_lse: int) -> tuple[Any, ...]:
