@@ -75,7 +75,7 @@ def ceiling(device: int) -> float:
     import torch
 
     place = torch.device("cpu") if device == CPU else torch.device("cuda", device)
-    count = (1 << 24) if device == CPU else (1 << 28)
+    count = (1 << 24) if device == CPU else (1 << 26)
     a, b, c = (torch.zeros(count, dtype=torch.float32, device=place) for _ in range(3))
 
     def call() -> None:
