@@ -21,13 +21,6 @@ GRID = list(itertools.product(TOKENS, HEADS, HEAD_SIZES, DTYPES))
 assert len(GRID) == 648
 
 
-@pytest.fixture(
-    params=["cpu", pytest.param("nvrtc", marks=pytest.mark.gpu), pytest.param("nvcc", marks=pytest.mark.gpu)]
-)
-def backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 def device_of(backend: str) -> str:
     return "cpu" if backend == "cpu" else "cuda"
 
