@@ -1,7 +1,7 @@
 """The N-way merge in float64, from its definition by softmax and logsumexp; differentiable; and its tolerance.
 
-Everything is brought to one arrangement first: partials stacked, [tokens, N, heads, head size], with a mask of those that
-count. A partial that does not count is replaced by zeros, so that nothing of it can come through.
+Everything is brought to one arrangement first: partials stacked, [tokens, N, heads, head size], with a mask of those
+that count. A partial that does not count is replaced by zeros, so that nothing of it can come through.
 """
 
 from __future__ import annotations
@@ -55,7 +55,14 @@ class Partials:
 
 
 def random_partials(
-    tokens: int, count: int, heads: int, d: int, dtype: torch.dtype, device: str = "cpu", empty: float = 0.2, seed: int = 0
+    tokens: int,
+    count: int,
+    heads: int,
+    d: int,
+    dtype: torch.dtype,
+    device: str = "cpu",
+    empty: float = 0.2,
+    seed: int = 0,
 ) -> Partials:
     """Random partials, a share `empty` of them with an infinite L of either sign and NaN in O."""
     generator = torch.Generator().manual_seed(seed * 7919 + count * 31 + tokens)
@@ -111,8 +118,8 @@ def assert_states(
 ) -> None:
     """O within one unit of its type and the float32 arithmetic's error, L within 2e-6 of its size.
 
-    The arithmetic: each of N terms is rounded twice and its weight is good to 4 units; where a logarithm changes its base,
-    rounding it moves the weight by as many units as the logarithm is large.
+    The arithmetic: each of N terms is rounded twice and its weight is good to 4 units; where a logarithm changes its
+    base, rounding it moves the weight by as many units as the logarithm is large.
     """
     p = p.cpu()
     sink = None if sink is None else sink.cpu()

@@ -82,7 +82,7 @@ class Inputs:
         return any(start <= address < end for start, end in reach)
 
     def overlap(self) -> int | tuple[bool, ...] | None:
-        """How ``out`` lies in the partials: bytes behind the first of a stack, or whether each of a list starts there."""
+        """How ``out`` lies in the partials: bytes behind a stack's start, or which of a list start where it does."""
         if self.out is None:
             return None
         address = self.out.data_ptr()
