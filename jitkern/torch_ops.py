@@ -183,7 +183,7 @@ def _backward_of_pair(ctx: Any, grad_v: Any, grad_s: Any) -> tuple[Any, ...]:
 def _save_states(ctx: Any, inputs: Any, output: Any) -> None:
     v, s, sink, valid, indptr, ctx.listed, ctx.sink_in_lse, ctx.base, ctx.base_out = inputs
     ctx.count = len(v)
-    of_sink = output if ctx.needs_input_grad[2] else (None, None)
+    of_sink = output if sink is not None and sink.requires_grad else (None, None)
     ctx.save_for_backward(*v, *s, sink, valid, indptr, *of_sink)
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import math
 from dataclasses import replace
+from typing import Any
 
 import pytest
 import torch
@@ -160,7 +161,10 @@ def test_8_bit_inputs_with_a_scale_each(backend: str, kind: torch.dtype, out_kin
     a, b = wide.a.to(kind), wide.b.to(kind)
     for k in (None, 7):
         out, lse = torch.empty_like(a, dtype=out_kind), torch.empty_like(wide.a_lse)
-        scales = {"prefix_scale": scale_of(0.75, a.device.type), "suffix_scale": scale_of(3.0, a.device.type, ())}
+        scales: dict[str, Any] = {
+            "prefix_scale": scale_of(0.75, a.device.type),
+            "suffix_scale": scale_of(3.0, a.device.type, ()),
+        }
         jitkern.merge_attn_states(out, a, wide.a_lse, b, wide.b_lse, lse, k, backend=backend, **scales)
         assert_merged(out, lse, States(a.to(WIDE) * 0.75, wide.a_lse, b.to(WIDE) * 3, wide.b_lse), k)
 
@@ -182,7 +186,9 @@ def test_8_bits_in_and_out_in_place(backend: str) -> None:
     """The output may be an input here, too; and of another 8-bit type than the inputs."""
     wide = random_states(20, 3, D, torch.float32, device_of(backend), disjoint=False)
     a, b = wide.a.to(torch.float8_e4m3fn), wide.b.to(torch.float8_e4m3fn)
-    one = {name: scale_of(1.0, a.device.type) for name in ("output_scale", "prefix_scale", "suffix_scale")}
+    one: dict[str, Any] = {
+        name: scale_of(1.0, a.device.type) for name in ("output_scale", "prefix_scale", "suffix_scale")
+    }
     for kind in KINDS:
         out = torch.empty_like(a, dtype=kind)
         jitkern.merge_attn_states(out, a, wide.a_lse, b, wide.b_lse, backend=backend, **one)

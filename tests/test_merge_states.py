@@ -22,10 +22,8 @@ def run(p: Partials, backend: str, how: str = "stacked", **more: Any) -> tuple[t
         counts = [p.v.shape[1]] * p.v.shape[0] if p.valid is None else p.valid.clamp(0, p.v.shape[1]).tolist()
         v, s, indptr = p.ragged(counts)
         return jitkern.merge_states(v, s, indptr=indptr, backend=backend, **more)
-    v, s = p.lists() if how == "list" else ([p.v], [p.s])
-    if how == "stacked":
-        return jitkern.merge_states(v[0], s[0], num_valid=p.valid, backend=backend, **more)
-    return jitkern.merge_states(v, s, num_valid=p.valid, backend=backend, **more)
+    operands: tuple[Any, Any] = p.lists() if how == "list" else (p.v, p.s)
+    return jitkern.merge_states(*operands, num_valid=p.valid, backend=backend, **more)
 
 
 @pytest.mark.parametrize("dtype", DTYPES)

@@ -52,7 +52,7 @@ def merge_states(
             the CPU).
         s: log-sum-exp in the same arrangement without the head size, float32; +-inf: no keys.
         out, out_lse: [tokens, heads, head size] and [tokens, heads]; allocated if None. May be partials.
-        lse_base: base of ``s`` and of the result, as in :func:`merge_state`; or three: twice that of s, then the result's.
+        lse_base: base of ``s`` and of the result, as in :func:`merge_state`; or three, of which the first two agree.
         sink: [heads] float32 or None: one more logit in the denominator, without a value, in natural units.
         sink_in_lse: whether the returned log-sum-exp counts the sink.
         num_valid: [tokens] int32 on the device or None: how many of the N count; the rest is not read.
