@@ -1,4 +1,4 @@
-"""Gradients of every merge with respect to every O and L: gradcheck in float64, autograd of the formula, no silent loss."""
+"""Gradients of every merge with respect to every O and L: gradcheck in float64, and autograd of the formula."""
 
 from __future__ import annotations
 
