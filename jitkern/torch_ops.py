@@ -6,6 +6,7 @@ look-up of variants happens inside the op, where nothing is traced.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 

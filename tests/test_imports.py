@@ -31,8 +31,8 @@ ORDER = (
     ("launch",),
     ("prepare",),
     ("ops",),
-    ("torch_ops", "torch_mla", "compat", "bench", "warm"),
-    ("doctor", "demo", "notebook", "benches"),
+    ("torch_ops", "torch_mla", "bench", "warm"),
+    ("compat", "doctor", "demo", "notebook", "benches"),
     ("cli",),
     ("__main__",),
 )

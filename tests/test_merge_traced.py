@@ -140,7 +140,11 @@ def op_arguments(device: str) -> dict[str, list[tuple[Any, ...]]]:
     head_major = (a, a_lse.T, b, b_lse.T)
     backward = (out + 1, lse + 1)
     return {
-        "merge_attn_states": [(out, *head_major, lse.T, 3), (out, *head_major), (small, *head_major, None, 2, scale)],
+        "merge_attn_states": [(out, *head_major, lse.T, 3), (out, *head_major), (out, *head_major, None, None)],
+        "merge_attn_states_with": [
+            (small, *head_major, None, 2, None, scale, None, None, *bases),
+            (out, small, a_lse.T, small, b_lse.T, lse.T, None, count[:1], None, scale, scale, *bases),
+        ],
         "merge_state": [
             (a, a_lse, b, b_lse, -1, *bases),
             (a, a_lse, b, b_lse, 2, base, base, base),
@@ -186,4 +190,7 @@ def test_opcheck(name: str, gradients: bool, device: str) -> None:
             lambda x: x.detach().clone().requires_grad_(gradients and x.is_floating_point() and x.dim() > 1),
             arguments,
         )
-        torch.library.opcheck(op, arguments)
+        # The other two compare outputs with torch's own arithmetic, which there is not for 8-bit types.
+        small = any(isinstance(x, torch.Tensor) and x.dtype == torch.float8_e4m3fn for x in arguments)
+        which: dict[str, Any] = {"test_utils": ("test_autograd_registration", "test_faketensor")} if small else {}
+        torch.library.opcheck(op, arguments, **which)

@@ -6,8 +6,8 @@ L is [tokens, heads], **base 2**; an input L is converted to float32. What diffe
   (FlashInfer: counts as empty).
 - An empty side's O is not used: NaN there changes nothing.
 - Any head size, any number of heads, any strides; float32 too (FlashInfer: 16-bit, four head sizes, contiguous).
-- ``merge_state_in_place`` raises for an ``s`` that is not float32 (FlashInfer updates a temporary, and ``s`` stays as it
-  was), and for a ``mask`` that is neither bool nor uint8 (FlashInfer misreads it).
+- ``merge_state_in_place`` raises for an ``s`` that is not float32 (FlashInfer updates a temporary, and ``s`` stays as
+  it was), and for a ``mask`` that is neither bool nor uint8 (FlashInfer misreads it).
 - No tokens or no heads: nothing happens (FlashInfer: an error).
 """
 

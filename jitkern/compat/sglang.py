@@ -41,5 +41,5 @@ def merge_state(
     output: Any = None,
     output_lse: Any = None,
 ) -> tuple[Any, Any]:
-    """Merge the attention over a prefix and a suffix: :func:`merge_state_v2` by the names that sglang's backends use."""
+    """Merge the attention over a prefix and a suffix: :func:`merge_state_v2` by the names that sglang's callers use."""
     return merge_state_v2(prefix_output, prefix_lse, suffix_output, suffix_lse, output, output_lse)

@@ -45,7 +45,7 @@ def merge_attn_states(
 
 
 def mask_empty_context_lse(lse: Any, query_start_loc: Any, context_start_loc: Any) -> None:
-    """Set L to -inf, in place, for the queries of requests whose context is empty: their prefix then counts for nothing.
+    """Set L to -inf, in place, for the queries of requests whose context is empty: their prefix counts for nothing.
 
     Some attention kernels leave a finite L and an undefined O for a request without keys. Nothing is read by the host:
     it may be captured in a graph. Queries before the first start and from the last one on are left alone.
