@@ -203,3 +203,17 @@ def test_strided_and_expanded_operands_and_gradients(device: str) -> None:
     out, _ = jitkern.merge_states(padded, s)
     first = torch.autograd.grad(out, padded, transposed, retain_graph=True)[0]
     assert torch.equal(first, torch.autograd.grad(out, padded, transposed.contiguous())[0])
+
+
+@pytest.mark.parametrize("upstream", [math.nan, math.inf])
+def test_an_empty_side_gets_zeros_whatever_comes_from_above(device: str, upstream: float) -> None:
+    p = random_partials(4, 3, 2, 64, torch.float32, device, empty=0)
+    p.s[:, 1], p.v[:, 1] = -math.inf, math.nan
+    leaves = [x.requires_grad_() for y in p.lists() for x in y]
+    out, lse = jitkern.merge_states(leaves[:3], leaves[3:])
+    torch.autograd.backward([out, lse], [torch.full_like(out, upstream), torch.full_like(lse, upstream)])
+    for leaf in (leaves[1], leaves[4]):
+        assert leaf.grad is not None
+        assert (leaf.grad == 0).all()
+    assert leaves[0].grad is not None
+    assert not leaves[0].grad.isfinite().any()

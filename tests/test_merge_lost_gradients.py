@@ -9,6 +9,7 @@ import torch
 
 import jitkern
 from jitkern import UnsupportedError
+from jitkern.ops import pairwise
 from tests.test_merge_traced import Tensors, attn_states, in_place, pair
 
 
@@ -99,3 +100,30 @@ def test_operands_are_checked_with_gradients_as_without() -> None:
         jitkern.merge_state(with_gradient(a), a_lse, b, b_lse, backend="cpu")
     with pytest.raises(UnsupportedError, match="stream=0"):
         jitkern.merge_states([with_gradient(a), b], [a_lse, b_lse], stream=0)
+
+
+def test_an_output_that_requires_a_gradient_is_refused() -> None:
+    """As torch refuses to write to a leaf; warm or not."""
+    _, operands = pair(6)
+    stacked = torch.stack(operands[::2], 1), torch.stack(operands[1::2], 1)
+    leaf = torch.empty_like(operands[0]).requires_grad_()
+    for out in (leaf, leaf.detach(), leaf):
+        for call in (
+            lambda out=out: jitkern.merge_state(*operands, out=out),
+            lambda out=out: jitkern.merge_states(*stacked, out=out),
+        ):
+            if out is leaf:
+                with pytest.raises(UnsupportedError, match="out requires a gradient"):
+                    call()
+            else:
+                call()
+
+
+def test_operands_without_memory_are_refused() -> None:
+    _, operands = pair(6)
+    batched = [torch.stack([x, x]) for x in operands]
+    pairwise._recent.forget()
+    with pytest.raises((UnsupportedError, RuntimeError), match=r"vmap|storage"):
+        torch.vmap(lambda *x: jitkern.merge_state(*x)[0])(*batched)
+    with pytest.raises((UnsupportedError, RuntimeError), match=r"vmap|storage"):
+        torch.vmap(lambda *x: jitkern.merge_states(list(x[::2]), list(x[1::2]))[0])(*batched)

@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from jitkern import launch, loader, variants
-from jitkern.errors import ArgumentError
+from jitkern.errors import ArgumentError, UnsupportedError
 from jitkern.loader import CPU
 from jitkern.ops import checks, validate
 from jitkern.ops.nway_checks import Inputs, check
@@ -97,8 +97,11 @@ def launch_states(inputs: Inputs, lse_base: Any, sink_in_lse: bool, stream: Any,
         bound = _thread.calls.get(signature)
     except (AttributeError, TypeError, RuntimeError):  # no tensor, no storage, cannot be hashed: the checks say what
         pass
-    if bound is None or wants_gradient(*inputs.values, *inputs.logs, inputs.sink):
+    if bound is None or wants_gradient(*inputs.values, *inputs.logs, inputs.sink, inputs.out):
         check(OP, inputs)
+        _bases(lse_base)
+        if addresses is None:
+            raise UnsupportedError(f"{OP}: operands have no memory of their own (vmap and the like); loop over them")
         bound = (_bind(inputs, inputs.addresses(), lse_base, sink_in_lse, stream, backend),)
         _thread.keep(signature, bound)
     (call,) = bound

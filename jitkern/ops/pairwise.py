@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from jitkern import dtypes, launch, loader, variants
-from jitkern.errors import ArgumentError
+from jitkern.errors import ArgumentError, UnsupportedError
 from jitkern.loader import CPU
 from jitkern.ops import checks, validate
 from jitkern.ops.pairwise_checks import Extras, check
@@ -98,9 +98,12 @@ def merge(
         bound = _thread.calls.get(signature)
     except (AttributeError, TypeError, RuntimeError):  # no tensor, no storage, cannot be hashed: the checks say what
         addresses = signature = bound = None
-    if bound is None or launch.gradient_wanted(a, a_lse, b, b_lse):
+    if bound is None or launch.gradient_wanted(out, a, a_lse, b, b_lse):
         state = dict(zip(names, (out, out_lse, a, a_lse, b, b_lse), strict=True))
         check(op, state, lse_layout, extras or _NOTHING)
+        checks.lse_bases(op, lse_base)
+        if addresses is None:
+            raise UnsupportedError(f"{op}: operands have no memory of their own (vmap and the like); loop over them")
         bound = _bind(op, state, lse_layout, (addresses or ()) + more, lse_base, stream, backend, extras or _NOTHING)
         _thread.keep(signature, bound)
     call, tokens = bound
