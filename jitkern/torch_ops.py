@@ -6,12 +6,14 @@ look-up of variants happens inside the op, where nothing is traced.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from typing import Any
 
 import torch
 
-from jitkern.ops import gradient, nway, pairwise, state
+from jitkern.errors import UnsupportedError
+from jitkern.ops import checks, gradient, nway, pairwise, state
 from jitkern.ops.merge import NAMES, OP, merge_attn_states
 from jitkern.ops.nway import merge_states
 from jitkern.ops.nway_checks import Inputs
@@ -33,6 +35,12 @@ def _register(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) ->
     torch.library.register_fake(f"jitkern::{name}", fake, lib=_library)
 
 
+def _no_gradient(op: str, *operands: Any) -> None:
+    """Refuse while tracing: what is traced here runs where autograd is off, and the op itself could not tell."""
+    tensors = {f"operand {i}": x for i, x in enumerate(operands) if isinstance(x, torch.Tensor)}
+    checks.no_gradient(op, **tensors)
+
+
 def _merge_attn_states(
     output: Any,
     prefix_output: Any,
@@ -46,7 +54,8 @@ def _merge_attn_states(
     pairwise.merge(OP, NAMES, "hn", *operands, prefill_tokens_with_context, "e", None, "auto")
 
 
-def _merge_attn_states_fake(output: Any, prefix_output: Any, *_: Any) -> None:
+def _merge_attn_states_fake(output: Any, prefix_output: Any, *others: Any) -> None:
+    _no_gradient(OP, output, prefix_output, *others)
     torch._check(
         output.shape == prefix_output.shape,
         lambda: f"{OP}: output has shape {list(output.shape)}, prefix_output {list(prefix_output.shape)}",
@@ -107,7 +116,7 @@ _register(
     "merge_state_in_place(Tensor(a!) v, Tensor(b!) s, Tensor v_other, Tensor s_other, Tensor? mask, Tensor? row_op,"
     f" {_BASES}) -> ()",
     _merge_state_in_place,
-    lambda *_: None,
+    lambda *operands: _no_gradient("merge_state_in_place", *operands),
 )
 
 
@@ -175,17 +184,34 @@ def _backward_of_pair(ctx: Any, grad_v: Any, grad_s: Any) -> tuple[Any, ...]:
 def _save_states(ctx: Any, inputs: Any, output: Any) -> None:
     v, s, sink, valid, indptr, ctx.listed, ctx.sink_in_lse, ctx.base, ctx.base_out = inputs
     ctx.count = len(v)
-    ctx.save_for_backward(*v, *s, sink, valid, indptr)
+    of_sink = output if sink is not None and sink.requires_grad else (None, None)
+    ctx.save_for_backward(*v, *s, sink, valid, indptr, *of_sink)
 
 
 def _backward_of_states(ctx: Any, grad_v: Any, grad_s: Any) -> tuple[Any, ...]:
-    *tensors, sink, valid, indptr = ctx.saved_tensors
+    *tensors, sink, valid, indptr, out, lse = ctx.saved_tensors
     v, s = tensors[: ctx.count], tensors[ctx.count :]
     flags = (sink, valid, indptr, ctx.listed, ctx.sink_in_lse, -1, ctx.base, ctx.base, ctx.base_out)
     grads = torch.ops.jitkern.merge_backward(grad_v, grad_s, v, s, *flags)
-    return grads[: ctx.count], grads[ctx.count :], None, None, None, None, None, None, None
+    of_sink = None if out is None else _gradient_of_sink(ctx, grad_v, grad_s, out, lse, sink)
+    return grads[: ctx.count], grads[ctx.count :], of_sink, None, None, None, None, None, None
+
+
+def _gradient_of_sink(ctx: Any, grad_v: Any, grad_s: Any, out: Any, lse: Any, sink: Any) -> Any:
+    """dsink = sum over tokens of w (dL / ln(base) - <dO, O>), with w = exp(sink - L) the sink's share."""
+    to_e = math.log(ctx.base_out)
+    total = lse * to_e if ctx.sink_in_lse else torch.logaddexp(lse * to_e, sink)
+    share = torch.where(sink == -math.inf, 0, torch.exp(sink - total))
+    kind = lse.dtype  # float32, or float64 beside float64
+    inner = (grad_v.to(kind) * out.to(kind)).sum(-1)
+    return (share * ((grad_s / to_e if ctx.sink_in_lse else 0) - inner)).sum(0).to(sink.dtype)
+
+
+def _second_derivative(*_: Any) -> Any:
+    raise UnsupportedError("merge_backward: a second derivative of a merge is asked for; there is only the first")
 
 
 _autograd = torch.library.register_autograd
 _autograd("jitkern::merge_state", _backward_of_pair, setup_context=_save_pair, lib=_library)
 _autograd("jitkern::merge_states", _backward_of_states, setup_context=_save_states, lib=_library)
+_autograd("jitkern::merge_backward", _second_derivative, lib=_library)

@@ -81,6 +81,20 @@ def _the_session_cache_is_in_use(session_cache: Path) -> None:
     assert stat.S_IMODE(session_cache.stat().st_mode) == 0o700
 
 
+@pytest.fixture(
+    params=["cpu", pytest.param("nvrtc", marks=pytest.mark.gpu), pytest.param("nvcc", marks=pytest.mark.gpu)]
+)
+def backend(request: pytest.FixtureRequest) -> str:
+    """Each backend; those of a GPU are marked so."""
+    return str(request.param)
+
+
+@pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def device(request: pytest.FixtureRequest) -> str:
+    """Each kind of device."""
+    return str(request.param)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print what tests measured without judging it: `record_property("measured", "...")`."""
     reports = [r for group in terminalreporter.stats.values() for r in group if hasattr(r, "user_properties")]

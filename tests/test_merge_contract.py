@@ -21,18 +21,13 @@ GRID = list(itertools.product(TOKENS, HEADS, HEAD_SIZES, DTYPES))
 assert len(GRID) == 648
 
 
-@pytest.fixture(
-    params=["cpu", pytest.param("nvrtc", marks=pytest.mark.gpu), pytest.param("nvcc", marks=pytest.mark.gpu)]
-)
-def backend(request: pytest.FixtureRequest) -> str:
-    return str(request.param)
-
-
 def device_of(backend: str) -> str:
     return "cpu" if backend == "cpu" else "cuda"
 
 
-def run(states: States, backend: str, k: int | None = None, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:
+def run(
+    states: States, backend: str, k: int | torch.Tensor | None = None, **more: Any
+) -> tuple[torch.Tensor, torch.Tensor]:
     out, lse = states.outputs()
     jitkern.merge_attn_states(out, states.a, states.a_lse, states.b, states.b_lse, lse, k, backend=backend, **more)
     return out, lse

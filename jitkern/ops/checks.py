@@ -102,6 +102,15 @@ def no_gradient(op: str, **operands: Any) -> None:
             )
 
 
+def current_stream_only(op: str, stream: Any, backend: str) -> None:
+    """Refuse what a call that goes through torch's dispatcher cannot honour."""
+    if stream is not None or backend != "auto":
+        raise UnsupportedError(
+            f"{op}: stream={stream!r}, backend={backend!r} with a gradient or under torch.compile; such a call runs on"
+            " the current stream with the default backend (use torch.cuda.stream(...) or JITKERN_BACKEND)"
+        )
+
+
 def lse_bases(op: str, base: Any) -> tuple[float, float, float]:
     """The bases of the first L, the second L and the output's; one base stands for all three."""
     if isinstance(base, tuple):
@@ -113,12 +122,15 @@ def lse_bases(op: str, base: Any) -> tuple[float, float, float]:
 
 
 def lse_base(op: str, base: Any) -> float:
-    """The logarithm's base as a number: ``"e"``, ``"2"``, ``"10"``, or any number above 0 other than 1."""
+    """The logarithm's base as a number: ``"e"``, ``"2"``, ``"10"``, or any number above 1.
+
+    Below 1 the largest logarithm is the smallest weight, and a shift by the maximum would overflow.
+    """
     number = BASES.get(str(base))
     if number is None and isinstance(base, int | float) and not isinstance(base, bool):
         number = float(base)
-    if number is None or not (0 < number < math.inf) or number == 1:
-        raise ArgumentError(f'{op}: lse_base={base!r}; expected "e", "2", "10" or a positive number other than 1')
+    if number is None or not 1 < number < math.inf:
+        raise ArgumentError(f'{op}: lse_base={base!r}; expected "e", "2", "10" or a number above 1')
     return number
 
 

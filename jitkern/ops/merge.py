@@ -9,7 +9,7 @@ import torch
 
 from jitkern.errors import ArgumentError
 from jitkern.ops import checks, pairwise, quantised
-from jitkern.ops.pairwise_checks import Extras
+from jitkern.ops.pairwise_checks import Extras, check
 from jitkern.ops.state import wants_gradient
 
 OP = "merge_attn_states"
@@ -75,6 +75,10 @@ def merge_attn_states(
     if not plain:
         extras = (extras or Extras())._replace(out_scale=output_scale, a_scale=prefix_scale, b_scale=suffix_scale)
     if torch.compiler.is_compiling() and output_group_scale is None:
+        checks.current_stream_only(OP, stream, backend)
+        if extras is None and torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+            _differentiable(output, output_lse, inputs, k, lse_base)
+            return
         bases = checks.lse_bases(OP, lse_base)
         if extras is None and bases == (math.e, math.e, math.e):
             torch.ops.jitkern.merge_attn_states(output, *inputs, output_lse, k)
@@ -91,6 +95,10 @@ def merge_attn_states(
         state = dict(zip(NAMES, operands, strict=True))
         quantised.merge_quantised(state, output_group_scale, scale_ue8m0, k, lse_base, stream, backend)
     elif extras is None and wants_gradient(*inputs):
+        checks.current_stream_only(OP, stream, backend)
+        with torch.no_grad():  # the checks refuse operands with a gradient
+            check(OP, dict(zip(NAMES, operands, strict=True)), "hn", Extras())
+        pairwise.check_merged_tokens(OP, k, output.shape[0])
         _differentiable(output, output_lse, inputs, k, lse_base)
     else:
         pairwise.merge(OP, NAMES, "hn", *operands, k, lse_base, stream, backend, extras)

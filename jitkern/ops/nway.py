@@ -8,7 +8,7 @@ from typing import Any
 import torch
 
 from jitkern import launch, loader, variants
-from jitkern.errors import ArgumentError
+from jitkern.errors import ArgumentError, UnsupportedError
 from jitkern.loader import CPU
 from jitkern.ops import checks, validate
 from jitkern.ops.nway_checks import Inputs, check
@@ -52,7 +52,7 @@ def merge_states(
             the CPU).
         s: log-sum-exp in the same arrangement without the head size, float32; +-inf: no keys.
         out, out_lse: [tokens, heads, head size] and [tokens, heads]; allocated if None. May be partials.
-        lse_base: base of ``s`` and of the result, as in :func:`merge_state`; or (base of s, base of s, of the result).
+        lse_base: base of ``s`` and of the result, as in :func:`merge_state`; or three, of which the first two agree.
         sink: [heads] float32 or None: one more logit in the denominator, without a value, in natural units.
         sink_in_lse: whether the returned log-sum-exp counts the sink.
         num_valid: [tokens] int32 on the device or None: how many of the N count; the rest is not read.
@@ -63,7 +63,8 @@ def merge_states(
         ArgumentError: an operand does not fit; nothing has run.
     """
     tensors = [*v, *s] if isinstance(v, list | tuple) and isinstance(s, list | tuple) else [v, s]
-    if torch.compiler.is_compiling() or (out is None and out_lse is None and wants_gradient(*tensors)):
+    if torch.compiler.is_compiling() or (out is None and out_lse is None and wants_gradient(*tensors, sink)):
+        checks.current_stream_only(OP, stream, backend)
         return _through_op(v, s, out, out_lse, lse_base, sink, sink_in_lse, num_valid, indptr)
     inputs = Inputs(v, s, sink, num_valid, indptr, out, out_lse)
     if out is None or out_lse is None:
@@ -77,7 +78,7 @@ def _through_op(
     v: Any, s: Any, out: Any, out_lse: Any, lse_base: Any, sink: Any, sink_in_lse: bool, num_valid: Any, indptr: Any
 ) -> tuple[Any, Any]:
     listed = isinstance(v, list | tuple)
-    bases = checks.lse_bases(OP, lse_base)
+    bases = _bases(lse_base)
     values, logs = (list(v), list(s)) if listed else ([v], [s])
     result = torch.ops.jitkern.merge_states(
         values, logs, sink, num_valid, indptr, listed, sink_in_lse, bases[0], bases[2]
@@ -94,10 +95,13 @@ def launch_states(inputs: Inputs, lse_base: Any, sink_in_lse: bool, stream: Any,
         addresses = inputs.addresses()
         signature = (inputs.signature(addresses), lse_base, sink_in_lse, backend)
         bound = _thread.calls.get(signature)
-    except (AttributeError, TypeError):
+    except (AttributeError, TypeError, RuntimeError):  # no tensor, no storage, cannot be hashed: the checks say what
         pass
-    if bound is None:
+    if bound is None or wants_gradient(*inputs.values, *inputs.logs, inputs.sink, inputs.out):
         check(OP, inputs)
+        _bases(lse_base)
+        if addresses is None:
+            raise UnsupportedError(f"{OP}: operands have no memory of their own (vmap and the like); loop over them")
         bound = (_bind(inputs, inputs.addresses(), lse_base, sink_in_lse, stream, backend),)
         _thread.keep(signature, bound)
     (call,) = bound
@@ -130,6 +134,15 @@ def _validate(inputs: Inputs) -> None:
     validate.check_values(OP, pairs, {}, bounds)
 
 
+def _bases(lse_base: Any) -> tuple[float, float, float]:
+    bases = checks.lse_bases(OP, lse_base)
+    if bases[0] != bases[1]:
+        raise ArgumentError(
+            f"{OP}: lse_base={lse_base!r}; all partials have one base: expected (base of s, base of s, of the result)"
+        )
+    return bases
+
+
 class _Bound:
     """A call, and how many tensors its parameter block has room for."""
 
@@ -143,7 +156,7 @@ def _bind(
     inputs: Inputs, addresses: tuple[int, ...], lse_base: Any, sink_in_lse: bool, stream: Any, backend: str
 ) -> _Bound | None:
     out, first = inputs.out, inputs.values[0]
-    bases = checks.lse_bases(OP, lse_base)
+    bases = _bases(lse_base)
     chosen = checks.backend_for(OP, backend, out.device)
     tokens, heads, d = map(int, out.shape)
     if out.numel() == 0:

@@ -71,6 +71,7 @@ class Inputs:
             self.is_list,
             alignment & 15,
             self.shares_lse(),
+            self.overlap(),
             *(None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.is_neg()) for x in operands),
         )
 
@@ -79,6 +80,17 @@ class Inputs:
         address = self.out_lse.data_ptr()
         reach = [(x.data_ptr(), x.data_ptr() + _extent(x)) for x in self.logs]
         return any(start <= address < end for start, end in reach)
+
+    def overlap(self) -> int | tuple[bool, ...] | None:
+        """How ``out`` lies in the partials: bytes behind a stack's start, or which of a list start where it does."""
+        if self.out is None:
+            return None
+        address = self.out.data_ptr()
+        if self.is_list:
+            starts = tuple(address == x.data_ptr() for x in self.values)
+            return starts if True in starts and address else None
+        behind = int(address - self.values[0].data_ptr())
+        return behind if 0 <= behind < _extent(self.values[0]) else None
 
     def row_strides(self, room: int) -> list[int]:
         """v_partial, s_partial, partials, then (token, head) strides of v and of s, padded to ``room`` tensors."""
@@ -130,6 +142,8 @@ def check(op: str, inputs: Inputs) -> None:
         checks.dtype(op, f"s{at}", log, torch.float64 if value.dtype == torch.float64 else torch.float32)
     if inputs.indptr is not None:
         checks.tensor(op, "indptr", inputs.indptr, 1, "[tokens + 1]")
+        if inputs.indptr.shape[0] == 0:
+            raise ArgumentError(f"{op}: indptr is empty; expected [tokens + 1], at least one number")
     _check_outputs(op, inputs)
     named = {f"v{i}": x for i, x in enumerate(inputs.values)} | {f"s{i}": x for i, x in enumerate(inputs.logs)}
     device = checks.same_device(op, **named, out=inputs.out, out_lse=inputs.out_lse)
@@ -142,7 +156,27 @@ def check(op: str, inputs: Inputs) -> None:
         raise ArgumentError(
             f"{op}: {tokens} tokens, {heads} heads, {inputs.count} partials; less than 2^31 of each are allowed"
         )
-    checks.no_gradient(op, **named, out=inputs.out, out_lse=inputs.out_lse)
+    checks.no_gradient(op, **named, out=inputs.out, out_lse=inputs.out_lse, sink=inputs.sink)
+    if inputs.overlap() is not None:
+        _check_alias(op, inputs)
+
+
+def _check_alias(op: str, inputs: Inputs) -> None:
+    """``out`` may be a partial, as the same view of it: then no row is written before it has been read."""
+    first, found = inputs.values[0], inputs.overlap()
+    if isinstance(found, tuple):
+        same = all(x.stride() == inputs.out.stride() for x, is_out in zip(inputs.values, found, strict=True) if is_out)
+    elif inputs.indptr is not None or found is None:
+        same = False
+    else:
+        step = max(first.stride(1), 1) * first.element_size()
+        between = found % step != 0 or found // step >= first.shape[1]  # in a gap of v, as far as one can tell
+        same = between or (first.stride(0), first.stride(2)) == inputs.out.stride()[:2]
+    if not same:
+        raise ArgumentError(
+            f"{op}: out lies in v, with strides {list(inputs.out.stride())} beside {list(first.stride())};"
+            " it may be a partial of a stack or list only as the same view of it, and not of a ragged one"
+        )
 
 
 def _check_outputs(op: str, inputs: Inputs) -> None:

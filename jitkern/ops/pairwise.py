@@ -6,7 +6,7 @@ import math
 from typing import Any
 
 from jitkern import dtypes, launch, loader, variants
-from jitkern.errors import ArgumentError
+from jitkern.errors import ArgumentError, UnsupportedError
 from jitkern.loader import CPU
 from jitkern.ops import checks, validate
 from jitkern.ops.pairwise_checks import Extras, check
@@ -96,11 +96,14 @@ def merge(
             signature += tuple(None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in extras.tensors)
             signature += (extras.row_op_is_mask, more)  # their addresses are bound; the states' are not
         bound = _thread.calls.get(signature)
-    except (AttributeError, TypeError):  # something is no tensor, or cannot be hashed: the checks say what
+    except (AttributeError, TypeError, RuntimeError):  # no tensor, no storage, cannot be hashed: the checks say what
         addresses = signature = bound = None
-    if bound is None or launch.gradient_wanted(a, a_lse, b, b_lse):
+    if bound is None or launch.gradient_wanted(out, a, a_lse, b, b_lse):
         state = dict(zip(names, (out, out_lse, a, a_lse, b, b_lse), strict=True))
         check(op, state, lse_layout, extras or _NOTHING)
+        checks.lse_bases(op, lse_base)
+        if addresses is None:
+            raise UnsupportedError(f"{op}: operands have no memory of their own (vmap and the like); loop over them")
         bound = _bind(op, state, lse_layout, (addresses or ()) + more, lse_base, stream, backend, extras or _NOTHING)
         _thread.keep(signature, bound)
     call, tokens = bound
@@ -111,10 +114,8 @@ def merge(
         _recent.remember((lse_layout, lse_base, backend, len(tensors)), tensors, _relations(*addresses), bound)
     if merged_tokens is None:
         merged_tokens = tokens
-    elif not 0 <= merged_tokens <= tokens:
-        raise ArgumentError(
-            f"{op}: prefill_tokens_with_context={merged_tokens}; expected 0 to {tokens}, the number of tokens"
-        )
+    else:
+        check_merged_tokens(op, merged_tokens, tokens)
     if call is not None:
         launch.on(call, stream, *addresses, merged_tokens)
 
@@ -231,6 +232,14 @@ def _dense(state: dict[str, Any], lse_layout: str) -> int:
     if all(x.is_contiguous() for x in logs):
         return 1
     return 2 if all(x.T.is_contiguous() for x in logs) else 0
+
+
+def check_merged_tokens(op: str, merged_tokens: int | None, tokens: int) -> None:
+    """Refuse a number of merged tokens that there cannot be."""
+    if merged_tokens is not None and not 0 <= merged_tokens <= tokens:
+        raise ArgumentError(
+            f"{op}: prefill_tokens_with_context={merged_tokens}; expected 0 to {tokens}, the number of tokens"
+        )
 
 
 def pack_of(value: Any, d: int) -> int:

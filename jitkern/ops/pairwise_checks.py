@@ -11,6 +11,7 @@ from jitkern.ops import checks
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _WIDE = (torch.float32, torch.float16, torch.bfloat16)
+_WITHOUT_SCALES = ("merge_state", "merge_state_in_place")
 _LAYOUT = "[tokens, heads, head size]"
 
 
@@ -67,7 +68,7 @@ def _check_dtypes(op: str, out_name: str, out: Any, inputs: list[tuple[str, Any]
     (a_name, a), (b_name, b) = inputs
     wide = (*_WIDE, torch.float64) if out.device.type == "cpu" else _WIDE
     for name, value in inputs:
-        checks.dtype(op, name, value, *wide, *FLOAT8)
+        checks.dtype(op, name, value, *wide, *(() if op in _WITHOUT_SCALES else FLOAT8))
     checks.dtype(op, b_name, b, a.dtype)
     if out.dtype in FLOAT8:
         if extras.out_scale is None:

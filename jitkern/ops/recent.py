@@ -37,8 +37,11 @@ class RecentCalls(threading.local):
         self.entries: list[Recent] = []
 
     def remember(self, options: Any, tensors: Sequence[Any], relations: Any, call: Any) -> None:
-        """Put a call in front. ``tensors`` must have been checked, and must not require a gradient."""
-        same = _guard(tensors)
+        """Put a call in front. ``tensors`` must have been checked.
+
+        None of one that requires a gradient, under ``no_grad``: the guard would let it pass where autograd is on.
+        """
+        same = None if any(x.requires_grad for x in tensors) else _guard(tensors)
         if same is not None:
             self.entries = [Recent(options, same, relations, call), *self.entries[: _KEPT - 1]]
 

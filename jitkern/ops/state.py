@@ -39,11 +39,17 @@ def merge_state(
         ArgumentError: an operand does not fit; nothing has run.
     """
     if torch.compiler.is_compiling() or (out is None and out_lse is None and wants_gradient(v_a, s_a, v_b, s_b)):
+        checks.current_stream_only("merge_state", stream, backend)
         bases = checks.lse_bases("merge_state", lse_base)
         result = torch.ops.jitkern.merge_state(v_a, s_a, v_b, s_b, -1, *bases)
         return _into(out, result[0]), _into(out_lse, result[1])
-    out = torch.empty_like(v_a, memory_format=torch.contiguous_format) if out is None else out
-    out_lse = torch.empty_like(s_a, memory_format=torch.contiguous_format) if out_lse is None else out_lse
+    try:
+        out = torch.empty_like(v_a, memory_format=torch.contiguous_format) if out is None else out
+        out_lse = torch.empty_like(s_a, memory_format=torch.contiguous_format) if out_lse is None else out_lse
+    except (TypeError, RuntimeError):
+        checks.tensor("merge_state", "v_a", v_a, 3, "[tokens, heads, head size]")
+        checks.tensor("merge_state", "s_a", s_a, 2, "[tokens, heads]")
+        raise
     operands = (out, out_lse, v_a, s_a, v_b, s_b)
     pairwise.merge("merge_state", _NAMES, "nh", *operands, None, lse_base, stream, backend)
     return out, out_lse
@@ -92,6 +98,7 @@ def merge_state_in_place(
     if mask is not None or row_op is not None:
         extras = Extras(row_op=row_op if mask is None else mask, row_op_is_mask=mask is not None)
     if torch.compiler.is_compiling():
+        checks.current_stream_only("merge_state_in_place", stream, backend)
         bases = checks.lse_bases("merge_state_in_place", lse_base)
         torch.ops.jitkern.merge_state_in_place(v, s, v_other, s_other, mask, row_op, *bases)
         return

@@ -47,6 +47,11 @@ JITKERN_DEVICE bool is_infinite(double x) {
   return (__builtin_bit_cast(u64, x) & 0x7fffffffffffffffull) == 0x7ff0000000000000ull;
 }
 template <class A>
+JITKERN_DEVICE A largest_finite() {
+  if constexpr (sizeof(A) == 8) return __builtin_bit_cast(A, 0x7fefffffffffffffull);
+  else return __builtin_bit_cast(A, 0x7f7fffffu);
+}
+template <class A>
 JITKERN_DEVICE A minus_infinity() {
   return static_cast<A>(float_of(0xff800000u));
 }

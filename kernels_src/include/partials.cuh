@@ -73,9 +73,11 @@ JITKERN_DEVICE Lse* lse_cell(const PartialsOf<Value, Lse>& partials, const Rows&
   return partials.s[at] + stacked + offset<Stride>(rows.s_stride[at], rows.indptr ? 0 : t, h);
 }
 
-// A partial's L in the output's base; +inf means "no keys" as -inf does.
+// A partial's L in the output's base; +inf means "no keys" as -inf does. A finite L stays finite: one that is too large
+// in the other base must not turn into "no keys".
 JITKERN_DEVICE A normal_lse(A lse, A in_to_out) {
-  return is_infinite(lse) ? minus_infinity<A>() : mul(lse, in_to_out);
+  const A most = largest_finite<A>(), y = mul(lse, in_to_out);
+  return is_infinite(lse) ? minus_infinity<A>() : (y > most ? most : (y < -most ? -most : y));
 }
 JITKERN_DEVICE bool is_live(A lse) { return !is_infinite(lse); }  // NaN is live: it has to show
 
