@@ -11,7 +11,7 @@ import time
 from collections import OrderedDict
 from typing import Any
 
-from jitkern import cache, compilers, events, explain, settings, sources
+from jitkern import cache, compilers, events, explain, settings, sources, standby
 from jitkern.errors import ArgumentError, CompileError, MissError, ToolchainError
 from jitkern.flights import Flights, Ongoing
 from jitkern.sources import Text
@@ -104,7 +104,10 @@ def obtain(variant: Variant, text: Text | None = None) -> tuple[bytes, str]:
     """
     text = text or sources.shipped(variant.kernel)
     start = time.perf_counter()
-    key = compilers.key_of(variant, text)
+    try:
+        key = compilers.key_of(variant, text)
+    except ToolchainError as error:
+        return _without_compiler(variant, text, error, start), "cached"
     with _flights.alone(key.digest) as nested:
         found = _find(variant, key, start)
         if found is not None:
@@ -165,6 +168,15 @@ def _find(variant: Variant, key: cache.Key, start: float) -> bytes | None:
     if entry is None:
         return None
     events.report("hit", variant.name, time.perf_counter() - start, str(entry.path))
+    return entry.binary
+
+
+def _without_compiler(variant: Variant, text: Text, error: ToolchainError, start: float) -> bytes:
+    entry = standby.find(variant, text, _places())
+    if entry is None:
+        where = ", ".join(str(place.root) for place in _places()) or "no cache root"
+        raise ToolchainError(f"{variant.name} is not cached ({where}), and cannot be compiled here: {error}") from None
+    events.report("hit", variant.name, time.perf_counter() - start, f"{entry.path}; its compiler is not here")
     return entry.binary
 
 

@@ -45,7 +45,10 @@ def choose(
     pack: int | None = None,
     constants: dict[str, int | str] | None = None,
 ) -> list[Variant]:
-    """The variants that a request means: one if everything is given, else the common ones that fit it.
+    """The variants that a request means.
+
+    With dtype, pack and the constants that have no default: the one so named, and its siblings that differ in the other
+    constants as common variants do. With less: the common variants that fit.
 
     Raises:
         ArgumentError: the kernel or a constant is unknown, or nothing fits.
@@ -61,8 +64,11 @@ def choose(
             )
         needed = [name for name, default in item.constants.items() if default is None]
         if tag and pack and all(name in given for name in needed):
-            exact = variants.make_constants(item, given)
-            chosen.append(Variant(item.name, tag, pack, target, exact, backend))
+            # As given, and with the other constants as common variants have them: whoever names dtype, pack and head
+            # size wants calls on contiguous tensors to be warm, too.
+            holes = [given, *(dict(common.constants) | given for common in item.variants(target, backend))]
+            exact = dict.fromkeys(variants.make_constants(item, hole) for hole in holes)
+            chosen += [Variant(item.name, tag, pack, target, constants, backend) for constants in exact]
             continue
         for variant in item.variants(target, backend):
             fits = tag in (None, variant.dtype) and pack in (None, variant.pack)
@@ -87,8 +93,9 @@ def warmup(
 ) -> list[Warmed]:
     """Compile, load and resolve variants on a device, so that a later call is warm and can be captured in a graph.
 
-    With nothing given, every kernel's common variants. With ``dtype``, ``pack`` and all constants, exactly that variant
-    (this is the form that :class:`~jitkern.CaptureError` prints); with some of them, the common variants that fit.
+    With nothing given, every kernel's common variants. With ``dtype``, ``pack`` and the constants that have no default,
+    the variant so named (this is the form that :class:`~jitkern.CaptureError` prints) and its siblings for other
+    layouts; with less, the common variants that fit.
 
     Args:
         kernel: ``"merge_attn_states"`` and so on; None: all.

@@ -25,7 +25,7 @@ ORDER = (
     ("sources", "variants", "signing", "hosttools"),
     ("cache", "toolchain", "driver"),
     ("compilers", "modules", "bundle"),
-    ("explain",),
+    ("explain", "standby"),
     ("binaries",),
     ("loader", "pool"),
     ("launch",),

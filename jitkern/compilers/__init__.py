@@ -40,8 +40,15 @@ class Compiler(Protocol):
     def options(self, variant: Variant) -> list[str]:
         """Canonical options, without a path in them."""
 
+    def platform(self) -> dict[str, Any]:
+        """What of this machine the binary depends on, whatever compiles it."""
+
     def identity(self, variant: Variant, text: Text) -> dict[str, Any]:
-        """What else the binary depends on: compiler, headers, for host code its ABI. Starts no process if possible."""
+        """Which compiler and headers the binary depends on. Starts no process if possible.
+
+        Raises:
+            ToolchainError: they are not here.
+        """
 
     def compile(self, variant: Variant, text: Text) -> Artifact:
         """Compile.
@@ -66,19 +73,31 @@ def get(backend: str) -> Compiler:
     raise ArgumentError(f"unknown backend {backend!r}; there are {', '.join(BACKENDS)}")
 
 
-def key_of(variant: Variant, text: Text) -> Key:
-    """The cache key of a variant: everything its binary depends on."""
+def parts_without_compiler(variant: Variant, text: Text) -> dict[str, Any]:
+    """The parts of a key that are known where its compiler is not installed."""
     compiler = get(variant.backend)
     variants.check_target(variant.target)  # it becomes a folder's name
-    parts = {
+    return {
         "schema": SCHEMA,
         "text": text.flat,
         "backend": variant.backend,
         "options": sorted(compiler.options(variant)),
         "target": variant.target,
         "symbol": variant.symbol,
-        **compiler.identity(variant, text),
+        **compiler.platform(),
     }
-    return Key(
-        parts, variant.target, f"{variant.stem}-{variant.backend}" if variant.backend == "nvcc" else variant.stem
-    )
+
+
+def stem_of(variant: Variant) -> str:
+    """The readable part of an entry's name."""
+    return f"{variant.stem}-{variant.backend}" if variant.backend == "nvcc" else variant.stem
+
+
+def key_of(variant: Variant, text: Text) -> Key:
+    """The cache key of a variant: everything its binary depends on.
+
+    Raises:
+        ToolchainError: the compiler, which is a part of it, is not here.
+    """
+    parts = parts_without_compiler(variant, text) | get(variant.backend).identity(variant, text)
+    return Key(parts, variant.target, stem_of(variant))

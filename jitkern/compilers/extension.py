@@ -44,14 +44,18 @@ class Extension:
             ]
         return ["-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", *defines]
 
+    def platform(self) -> dict[str, Any]:
+        """The architecture, the C library and the instructions that the object is made for."""
+        return {"abi": toolchain.host_abi()}
+
     def identity(self, variant: Variant, text: Text) -> dict[str, Any]:
-        """The compilers and what the object's ABI depends on."""
+        """The compilers, and what of the environment changes what they do."""
         host = toolchain.host_compiler().identity
-        parts: dict[str, Any] = {"abi": toolchain.host_abi()}
+        parts: dict[str, Any]
         if self.cuda:
-            parts |= {"compiler": {"name": "nvcc", "version": toolchain.nvcc()[1]}, "host": host}
+            parts = {"compiler": {"name": "nvcc", "version": toolchain.nvcc()[1]}, "host": host}
         else:
-            parts |= {"compiler": {"name": "host", "version": host}}
+            parts = {"compiler": {"name": "host", "version": host}}
         environment = toolchain.compiler_environment()
         return parts | ({"environment": environment} if environment else {})
 

@@ -22,8 +22,8 @@ class Nvrtc:
     binary_name = "kernel.cubin"
 
     def options(self, variant: Variant) -> list[str]:
-        """No ``-ftz``, no fast math: backends agree to the last bit. ``--minimal`` leaves out what no kernel uses."""
-        options = [
+        """No ``-ftz``, no fast math: backends agree to the last bit."""
+        return [
             f"--gpu-architecture={variant.target}",
             "--std=c++17",
             "--ftz=false",
@@ -31,9 +31,10 @@ class Nvrtc:
             "--fmad=true",
             *(f"-D{name}={value}" for name, value in variant.defines.items()),
         ]
-        if _number(toolchain.nvrtc().version) >= (12, 4):
-            options.append("--minimal")
-        return options
+
+    def platform(self) -> dict[str, Any]:
+        """A cubin depends on nothing of the machine that it is made on."""
+        return {}
 
     def identity(self, variant: Variant, text: Text) -> dict[str, Any]:
         """NVRTC's build, and the headers if the text includes any."""
@@ -72,8 +73,9 @@ class Nvrtc:
                 f"NVRTC {version} cannot compile for {variant.target}; it knows {known}. Install {which} one."
             )
         options = self.options(variant)
+        if not text.system_headers and _number(version) >= (12, 4):
+            options.append("--minimal")  # leaves out what only headers use
         if text.system_headers:
-            options = [option for option in options if option != "--minimal"]
             folders = [toolchain.cuda_include(), toolchain.cccl_include()]
             options += [f"-I{folder}" for folder in folders if folder]
         if what == "PTX":
