@@ -50,7 +50,7 @@ def same(x, y):
 
 small = torch.float8_e4m3fn
 one = torch.ones(1)
-for dtype, shapes in ((torch.float32, [(1, 1, 32), (2, 3, 59)]), (torch.bfloat16, [(13, 3, 80)])):
+for dtype, shapes in ((torch.float32, [(2, 3, 59)]), (torch.bfloat16, [(13, 3, 80)])):
     for n, h, d in shapes:
         v, s = states(n, h, d, dtype)
         for front in (False, True):
