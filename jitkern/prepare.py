@@ -6,7 +6,7 @@ from collections.abc import Callable
 from typing import Any
 
 from jitkern import launch
-from jitkern.errors import ArgumentError
+from jitkern.errors import ArgumentError, UnsupportedError
 
 
 class Prepared:
@@ -41,11 +41,17 @@ def prepare(op: Callable[..., Any], *operands: Any, **options: Any) -> Prepared:
         operands, options: its arguments, except ``stream``.
 
     Raises:
-        ArgumentError: ``stream`` is given, or the op launches nothing that can be bound.
+        ArgumentError: ``stream`` is given.
+        UnsupportedError: an operand requires a gradient.
         Whatever the op raises.
     """
     if "stream" in options:
         raise ArgumentError("prepare: stream= is given; give it to the prepared call, prepared(stream)")
+    tensors = [x for x in (*operands, *options.values()) if getattr(x, "requires_grad", False)]
+    if tensors and launch.gradient_wanted(*tensors):
+        raise UnsupportedError(
+            "prepare: an operand requires a gradient, and a prepared call gives none; use torch.no_grad()"
+        )
     with launch.Recording() as seen:
         result = op(*operands, **options)
     calls = [call.bound(*patch) for call, patch in seen.calls]

@@ -43,5 +43,25 @@ def test_what_cannot_be_prepared() -> None:
         jitkern.prepare(jitkern.merge_attn_states, *operands, stream=0)
     with pytest.raises(jitkern.ArgumentError, match="suffix_lse"):
         jitkern.prepare(jitkern.merge_attn_states, *operands[:4], out)
+    states.a.requires_grad_()
+    with pytest.raises(jitkern.UnsupportedError, match="requires a gradient"):
+        jitkern.prepare(jitkern.merge_attn_states, *operands)
+    states.a.requires_grad_(False)
     jitkern.merge_attn_states(*operands)  # a refused preparation leaves nothing recording
     assert_merged(out, None, states)
+
+
+def test_a_fresh_mask_is_bound_to_nothing() -> None:
+    from jitkern.ops import pairwise
+
+    states = random_states(9, 2, 32, torch.float32, empty=0)
+    s_a, s_b = states.a_lse.T.contiguous(), states.b_lse.T.contiguous()
+    masks = [torch.arange(9) % 2 == i for i in (0, 1)]
+    jitkern.merge_state_in_place(states.a.clone(), s_a.clone(), states.b, s_b, masks[0].clone())
+    bound = len(pairwise._thread.calls)
+    for mask in masks:
+        v, s = states.a.clone(), s_a.clone()
+        jitkern.merge_state_in_place(v, s, states.b, s_b, mask)
+        assert torch.equal(v[~mask], states.a[~mask])
+        assert not torch.isclose(v[mask], states.a[mask]).all()
+    assert len(pairwise._thread.calls) == bound

@@ -13,7 +13,7 @@ from jitkern.ops.pairwise_checks import Extras, check
 from jitkern.ops.recent import RecentCalls
 
 _LAYOUT = "6Pq2I4{0}2i5P12q0P"  # struct MergeParams of kernels_src/merge_attn_states.cu; {0}: f, or d beside float64
-_PATCH = "6Pq"
+_PATCH, _PATCH_WITH_EXTRAS = "6Pq", "6Pq2I4{0}2i5P"
 MAX_THREADS = 128
 _MAX_BLOCK_Z = 64
 _MAX_GRID_Y = 65535
@@ -94,7 +94,7 @@ def merge(
         if extras is not None:
             more = tuple(0 if x is None else x.data_ptr() for x in extras.tensors)
             signature += tuple(None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in extras.tensors)
-            signature += (extras.row_op_is_mask, more)  # their addresses are bound; the states' are not
+            signature += (extras.row_op_is_mask,)
         bound = _thread.calls.get(signature)
     except (AttributeError, TypeError, RuntimeError):  # no tensor, no storage, cannot be hashed: the checks say what
         addresses = signature = bound = None
@@ -106,7 +106,7 @@ def merge(
             raise UnsupportedError(f"{op}: operands have no memory of their own (vmap and the like); loop over them")
         bound = _bind(op, state, lse_layout, (addresses or ()) + more, lse_base, stream, backend, extras or _NOTHING)
         _thread.keep(signature, bound)
-    call, tokens = bound
+    call, tokens, between = bound
     if validate.wanted():
         _validate(op, names, lse_layout, (a, a_lse, b, b_lse), extras or _NOTHING, tokens)
     elif extras is None and call is not None:  # what is remembered is not looked at again
@@ -117,7 +117,7 @@ def merge(
     else:
         check_merged_tokens(op, merged_tokens, tokens)
     if call is not None:
-        launch.on(call, stream, *addresses, merged_tokens)
+        launch.on(call, stream, *addresses, merged_tokens, *between, *more)
 
 
 def _validate(
@@ -159,7 +159,7 @@ def again(
             lo = 0 if out_lse is None else out_lse.data_ptr()
             if recent.relations != _relations(o, lo, x, lx, y, ly):
                 continue
-            call, tokens = recent.call
+            call, tokens, _ = recent.call
             if merged_tokens is None:
                 merged_tokens = tokens
             elif type(merged_tokens) is not int or not 0 <= merged_tokens <= tokens:
@@ -178,14 +178,18 @@ def _bind(
     stream: Any,
     backend: str,
     extras: Extras,
-) -> tuple[launch.Call | None, int]:
-    """Choose the variant, load it, and pack its parameters; no call at all when there is nothing to do."""
+) -> tuple[launch.Call | None, int, tuple[Any, ...]]:
+    """Choose the variant, load it, and pack its parameters.
+
+    Returns the call (none when there is nothing to do), the number of tokens, and what lies in the parameter block
+    between the addresses of the states and those of ``extras``, if there are any.
+    """
     out, out_lse, a, a_lse, b, b_lse = state.values()
     bases = checks.lse_bases(op, lse_base)
     chosen = checks.backend_for(op, backend, out.device)
     tokens, heads, d = map(int, out.shape)
     if tokens == 0 or heads == 0 or d == 0:
-        return None, tokens
+        return None, tokens, ()
     if max(tokens, heads) >= 1 << 31:
         raise ArgumentError(f"{op}: {tokens} tokens and {heads} heads; a call takes less than 2^31 of either")
     device = checks.device_number(out.device)
@@ -202,25 +206,24 @@ def _bind(
     function = loader.get(variant, device, None if device == CPU else launch.resolve_stream(stream, device))
     transposed = lse_layout == "hn"
     to_e = 1.0 if bases[2] == math.e else math.log(bases[2])
+    ratios = (base_ratio(bases[0], bases[2]), base_ratio(bases[1], bases[2]), to_e, 1 / to_e)
+    flags = (int(addresses[1] in (addresses[3], addresses[5])), int(extras.row_op_is_mask))
+    between = (tokens, heads, *ratios, *flags)
     values = [
         *addresses[:6],
         tokens,
-        tokens,
-        heads,
-        base_ratio(bases[0], bases[2]),
-        base_ratio(bases[1], bases[2]),
-        to_e,
-        1 / to_e,
-        int(addresses[1] in (addresses[3], addresses[5])),
-        int(extras.row_op_is_mask),
+        *between,
         *(addresses[6:] or (0, 0, 0, 0, 0)),
         *(stride for value in (out, a, b) for stride in value.stride()[:2]),
         *(stride for value in (out_lse, a_lse, b_lse) for stride in lse_strides(value, transposed)),
     ]
     grid, block = geometry(tokens, heads, d // pack, device)
-    layout = _LAYOUT.format("d" if variant.dtype == "f64" else "f")
+    accumulator = "d" if variant.dtype == "f64" else "f"
+    with_extras = len(addresses) > 6
+    patch = (_PATCH_WITH_EXTRAS if with_extras else _PATCH).format(accumulator)
     work = tokens * heads * d * (2 * a.element_size() + out.element_size())
-    return launch.Call(function, grid, block, layout, values, _PATCH, work=work, pdl=True), tokens
+    call = launch.Call(function, grid, block, _LAYOUT.format(accumulator), values, patch, work=work, pdl=True)
+    return call, tokens, between if with_extras else ()
 
 
 def _dense(state: dict[str, Any], lse_layout: str) -> int:
