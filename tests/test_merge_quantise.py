@@ -22,6 +22,8 @@ def plain_merge(states: States, k: int | None) -> tuple[torch.Tensor, torch.Tens
 
 
 def quantise(wide: torch.Tensor, groups: int, dtype: torch.dtype, ue8m0: bool) -> tuple[torch.Tensor, torch.Tensor]:
+    """On the CPU: torch's GPU division by a number multiplies by its reciprocal, and rounds otherwise."""
+    device, wide = wide.device, wide.cpu()
     tokens, heads, d = wide.shape
     parts = wide.view(tokens, groups, heads * d // groups)
     most = torch.finfo(dtype).max
@@ -30,7 +32,7 @@ def quantise(wide: torch.Tensor, groups: int, dtype: torch.dtype, ue8m0: bool) -
         mantissa, exponent = torch.frexp(scale)
         scale = torch.ldexp(torch.ones_like(scale), exponent - (mantissa == 0.5).int())
     codes = (parts * (1 / scale).unsqueeze(-1)).clamp(-most, most).to(dtype)
-    return codes.view(wide.shape), scale
+    return codes.view(wide.shape).to(device), scale.to(device)
 
 
 @pytest.mark.parametrize("backend", BACKENDS)

@@ -102,10 +102,11 @@ def test_the_current_stream_is_asked_for_at_each_call(axpy: Kernel) -> None:
 def test_a_stream_that_is_given(axpy: Kernel, kind: str) -> None:
     x, y = ones(1000), torch.zeros(1000, device="cuda")
     axpy(y, x, 0.0, 1000)
+    assert (y == 0).all()  # the comparison's own kernels are loaded before it counts
     torch.cuda.synchronize()
     side = torch.cuda.Stream()
     with torch.cuda.stream(side):
-        torch.cuda._sleep(100_000_000)
+        torch.cuda._sleep(400_000_000)
     axpy(y, x, 1.0, 1000, stream=side if kind == "torch" else side.cuda_stream)
     assert (y == 0).all()
     side.synchronize()
