@@ -18,6 +18,7 @@
 #include "include/pack.cuh"
 #if !JITKERN_ON_GPU
 #include "include/host_half.h"
+#include "include/host_stream.h"
 #endif
 
 #ifndef JITKERN_D
@@ -222,7 +223,15 @@ JITKERN_KERNEL(jitkern::MergeParams, jitkern::kMaxThreads) {
     }
   }
 #else
-  finish_row(outcome, f, quantise, a, b, out);
+  constexpr u64 row_bytes = sizeof(Out) * kD;
+  constexpr u64 buffered = row_bytes <= 16384 ? row_bytes : 1;  // a row that fits in the first cache
+  if (buffered > 1 && p.heads * row_bytes * p.tokens >= kStreamBytes && can_stream(out, row_bytes)) {
+    alignas(64) Out row[buffered / sizeof(Out) + 1];
+    finish_row(outcome, f, quantise, a, b, row);
+    stream_row(out, row, row_bytes);
+  } else {
+    finish_row(outcome, f, quantise, a, b, out);
+  }
 #endif
   if (lane == 0 && p.out_lse) {
     p.out_lse[lse_offset(p, p.out_lse_stride, t, h)] = lse_of(outcome, w, a_lse, b_lse, p.e_to_out);

@@ -48,6 +48,9 @@ template <class Params, void (*Body)(const Params&, Index3, Index3, Index3, Inde
 void* run_slice(void* argument) {
   const auto* slice = static_cast<const HostSlice<Params>*>(argument);
   run_blocks<Params, Body>(*slice->params, *slice->launch, slice->begin, slice->end);
+#if defined(__SSE__)
+  __builtin_ia32_sfence();  // stores past the caches are not ordered by joining the thread
+#endif
   return nullptr;
 }
 
