@@ -46,7 +46,7 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     return 0 if result["ok"] else 1
 
 
-def _variants(arguments: argparse.Namespace) -> list[Any]:
+def _variants(arguments: argparse.Namespace, siblings: bool = False) -> list[Any]:
     """The variants that a command line names."""
     from jitkern import driver, variants, warm
 
@@ -55,7 +55,8 @@ def _variants(arguments: argparse.Namespace) -> list[Any]:
     wanted = []
     for target in map(variants.check_target, targets):
         backend = "cpu" if target == "cpu" else "nvrtc"
-        wanted += warm.choose(arguments.kernel, target, backend, arguments.dtype, arguments.pack, constants)
+        which = (arguments.kernel, target, backend, arguments.dtype, arguments.pack, constants)
+        wanted += warm.choose(*which, siblings=siblings)
     return wanted
 
 
@@ -64,7 +65,7 @@ def run_warm(arguments: argparse.Namespace) -> int:
     from jitkern import loader, warm
     from jitkern.progress import Progress
 
-    wanted = _variants(arguments)
+    wanted = _variants(arguments, siblings=True)
     with Progress("jitkern warm", quiet=arguments.json) as say:
         done = warm.fill_cache(wanted, lambda n, count, v: say(f"{n}/{count} {v.name}"), arguments.jobs)
     rows = [{"variant": item.variant.name, "how": item.how, "ms": round(item.seconds * 1000, 1)} for item in done]

@@ -44,11 +44,12 @@ def choose(
     dtype: Any = None,
     pack: int | None = None,
     constants: dict[str, int | str] | None = None,
+    siblings: bool = False,
 ) -> list[Variant]:
     """The variants that a request means.
 
-    With dtype, pack and the constants that have no default: the one so named, and its siblings that differ in the other
-    constants as common variants do. With less: the common variants that fit.
+    With dtype, pack and the constants that have no default: the one so named, and where ``siblings`` those that differ
+    in the other constants as common variants do. With less: the common variants that fit.
 
     Raises:
         ArgumentError: the kernel or a constant is unknown, or nothing fits.
@@ -64,9 +65,9 @@ def choose(
             )
         needed = [name for name, default in item.constants.items() if default is None]
         if tag and pack and all(name in given for name in needed):
-            # As given, and with the other constants as common variants have them: whoever names dtype, pack and head
-            # size wants calls on contiguous tensors to be warm, too.
-            holes = [given, *(dict(common.constants) | given for common in item.variants(target, backend))]
+            # Whoever warms by dtype, pack and head size wants calls on contiguous tensors to be warm, too.
+            others = item.variants(target, backend) if siblings else ()
+            holes = [given, *(dict(common.constants) | given for common in others)]
             exact = dict.fromkeys(variants.make_constants(item, hole) for hole in holes)
             chosen += [Variant(item.name, tag, pack, target, constants, backend) for constants in exact]
             continue
@@ -119,7 +120,7 @@ def warmup(
     number = checks.device_number(place)
     chosen = checks.backend_for("warmup", backend, place)
     warmed = []
-    for variant in choose(kernel, launch.target(number), chosen, dtype, pack, constants):
+    for variant in choose(kernel, launch.target(number), chosen, dtype, pack, constants, siblings=True):
         start = time.perf_counter()
         function = loader.get(variant, number)
         warmed.append(Warmed(variant, function.how, time.perf_counter() - start))

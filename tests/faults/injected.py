@@ -30,6 +30,9 @@ class Compiler:
     def options(self, variant: Variant) -> list[str]:
         return [f"--gpu-architecture={variant.target}", "--std=c++17", f"-DN={dict(variant.constants)['n']}"]
 
+    def platform(self) -> dict[str, Any]:
+        return {}
+
     def identity(self, variant: Variant, text: Text) -> dict[str, Any]:
         return {"compiler": {"name": "injected", "version": self.version}, "headers": None}
 
