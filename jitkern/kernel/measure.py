@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
 from jitkern import bench as timing
-from jitkern import driver, loader
+from jitkern import driver
 from jitkern.errors import ToolchainError, UnsupportedError
 from jitkern.kernel import html, quick
 from jitkern.kernel.arguments import Tensor
@@ -153,9 +153,3 @@ def to_cupy(kernel: Kernel, holes: Mapping[str, Any]) -> Any:
         file.write(instance.binary()[0])
         file.flush()
         return cupy.RawModule(path=file.name).get_function(instance.variant.symbol)
-
-
-def store_path() -> str:
-    """Where binaries are kept, for the notebook's one line."""
-    place = loader.store()
-    return str(place.root) if place else "memory"

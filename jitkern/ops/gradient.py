@@ -90,7 +90,7 @@ def _bind(
         return [x for group in (of.values, of.logs) for x in (*(t.data_ptr() for t in group), *padding)]
 
     optional = [0 if x is None else x.data_ptr() for x in (inputs.num_valid, inputs.indptr)]
-    to_e = 1.0 if bases[2] == math.e else math.log(bases[2])
+    to_e = base_ratio(bases[2], math.e)
     values = [
         *pointers(inputs),
         *pointers(into),

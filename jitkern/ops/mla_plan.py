@@ -93,11 +93,6 @@ def view_addresses(plan: Plan) -> tuple[int, int, int, int, int]:
     return tuple(view.data_ptr() for view in views)  # type: ignore[return-value]
 
 
-def most_parts(num_heads: int, num_heads_k: int, max_q_len: int, head_dim: int, device: mla_geometry.Device) -> int:
-    """Parts for one query token, the most that any query length has."""
-    return max(parts_for(q_len, num_heads, num_heads_k, head_dim, device) for q_len in (1, max_q_len))
-
-
 def parts_for(q_len: int, num_heads: int, num_heads_k: int, head_dim: int, device: mla_geometry.Device) -> int:
     """Parts for a query length."""
     return mla_geometry.parts(q_len * (num_heads // num_heads_k), num_heads_k, head_dim, device)

@@ -12,7 +12,7 @@ from jitkern.errors import ArgumentError, UnsupportedError
 from jitkern.loader import CPU
 from jitkern.ops import checks, validate
 from jitkern.ops.nway_checks import Inputs, check
-from jitkern.ops.pairwise import base_ratio, geometry, is_wide
+from jitkern.ops.pairwise import base_ratio, geometry, is_wide, pack_of
 from jitkern.ops.state import wants_gradient
 
 OP = "merge_states"
@@ -163,14 +163,14 @@ def _bind(
         return None
     device = checks.device_number(out.device)
     room = list_room(inputs.listed)
-    pack = min(variants.widest_pack(x.element_size(), *_multiples(x, d)) for x in (out, *inputs.values))
+    pack = min(pack_of(x, d) for x in (out, *inputs.values))
     operands = (out, inputs.out_lse, *inputs.values, *inputs.logs)
     holes = {"d": d, "list": room, "stride": 64 if is_wide(*operands) else 32}
     variant = variants.Variant(
         KERNEL.name, checks.tag(first), pack, launch.target(device), variants.make_constants(KERNEL, holes), chosen
     )
     function = loader.get(variant, device, None if device == CPU else launch.resolve_stream(stream, device))
-    to_e = 1.0 if bases[2] == math.e else math.log(bases[2])
+    to_e = base_ratio(bases[2], math.e)
     count = inputs.listed
     padding = (0,) * (room - count)
     values = [
@@ -203,9 +203,3 @@ def list_room(count: int) -> int:
     if count > MAX_LIST:
         raise ArgumentError(f"{OP}: a list of {count} tensors; expected at most {MAX_LIST}, or one stacked tensor")
     return 1 if count == 1 else 1 << (count - 1).bit_length()
-
-
-def _multiples(x: Any, d: int) -> list[int]:
-    size = x.element_size()
-    strides = (stride * size for stride, n in zip(x.stride()[:-1], x.shape[:-1], strict=True) if n > 1)
-    return [d * size, x.data_ptr(), *strides]

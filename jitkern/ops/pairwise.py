@@ -85,9 +85,7 @@ def merge(
             *(a_lse.shape, a_lse.stride(), a_lse.dtype, a_lse.device),
             *(b_lse.shape, b_lse.stride(), b_lse.dtype, b_lse.device),
             None if out_lse is None else (out_lse.shape, out_lse.stride(), out_lse.dtype, out_lse.device),
-            (addresses[0] | addresses[2] | addresses[4]) & (variants.PACK_BYTES - 1),
-            (addresses[0] == addresses[2], addresses[0] == addresses[4]),
-            (addresses[1] == addresses[3], addresses[1] == addresses[5]),
+            _relations(*addresses),
             a.is_neg() or b.is_neg() or a_lse.is_neg() or b_lse.is_neg() or out.is_neg(),
             (lse_layout, lse_base, backend),
         )
@@ -104,7 +102,7 @@ def merge(
         checks.lse_bases(op, lse_base)
         if addresses is None:
             raise UnsupportedError(f"{op}: operands have no memory of their own (vmap and the like); loop over them")
-        bound = _bind(op, state, lse_layout, (addresses or ()) + more, lse_base, stream, backend, extras or _NOTHING)
+        bound = _bind(op, state, lse_layout, addresses + more, lse_base, stream, backend, extras or _NOTHING)
         _thread.keep(signature, bound)
     call, tokens, between = bound
     if validate.wanted():
@@ -205,7 +203,7 @@ def _bind(
     variant = variants.Variant(KERNEL.name, checks.tag(a), pack, launch.target(device), constants, chosen)
     function = loader.get(variant, device, None if device == CPU else launch.resolve_stream(stream, device))
     transposed = lse_layout == "hn"
-    to_e = 1.0 if bases[2] == math.e else math.log(bases[2])
+    to_e = base_ratio(bases[2], math.e)
     ratios = (base_ratio(bases[0], bases[2]), base_ratio(bases[1], bases[2]), to_e, 1 / to_e)
     flags = (int(addresses[1] in (addresses[3], addresses[5])), int(extras.row_op_is_mask))
     between = (tokens, heads, *ratios, *flags)
@@ -248,7 +246,7 @@ def check_merged_tokens(op: str, merged_tokens: int | None, tokens: int) -> None
 def pack_of(value: Any, d: int) -> int:
     """Elements of the widest access that an operand's address and strides allow."""
     size = value.element_size()
-    strides = [stride * size for stride, n in zip(value.stride()[:2], value.shape[:2], strict=True) if n > 1]
+    strides = [stride * size for stride, n in zip(value.stride()[:-1], value.shape[:-1], strict=True) if n > 1]
     return variants.widest_pack(size, d * size, value.data_ptr(), *strides)
 
 

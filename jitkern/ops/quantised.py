@@ -11,7 +11,7 @@ from jitkern import dtypes, launch, loader, variants
 from jitkern.errors import ArgumentError
 from jitkern.loader import CPU
 from jitkern.ops import checks
-from jitkern.ops.pairwise import base_ratio, is_wide, lse_strides, pack_of
+from jitkern.ops.pairwise import base_ratio, check_merged_tokens, is_wide, lse_strides, pack_of
 from jitkern.ops.pairwise_checks import FLOAT8, Extras, check
 
 OP = "merge_attn_states"
@@ -47,8 +47,7 @@ def merge_quantised(
     _check(state, scale)
     tokens = int(out.shape[0])
     k = tokens if merged_tokens is None else merged_tokens
-    if not 0 <= k <= tokens:
-        raise ArgumentError(f"{OP}: prefill_tokens_with_context={k}; expected 0 to {tokens}, the number of tokens")
+    check_merged_tokens(OP, k, tokens)
     if out.numel() == 0:
         return
     operands = (out, out_lse, a, a_lse, b, b_lse, scale)
@@ -98,7 +97,7 @@ def _bind(
     variant = variants.Variant(KERNEL.name, checks.tag(a), pack, launch.target(device), constants, chosen)
     function = loader.get(variant, device, None if device == CPU else launch.resolve_stream(stream, device))
     bases = checks.lse_bases(OP, lse_base)
-    to_e = 1.0 if bases[2] == math.e else math.log(bases[2])
+    to_e = base_ratio(bases[2], math.e)
     values = [
         *addresses,
         tokens,
