@@ -182,6 +182,8 @@ def _without_compiler(variant: Variant, text: Text, error: ToolchainError, start
 
 def _allow_compile(variant: Variant) -> None:
     """Raise if nothing may be compiled now; tell if that was not expected."""
+    # Before a lock is made, too: filelock lists its locks at exit, and a new one in another thread upsets that.
+    _refuse_at_the_end(variant)
     where = ", ".join(str(place.root) for place in _places()) or "no cache root"
     if settings.get().mode == "hit-only":
         raise MissError(
@@ -201,11 +203,15 @@ def _allow_compile(variant: Variant) -> None:
         events.warn_once(f"late {variant.name}", f"{message}; compiling it now")
 
 
+def _refuse_at_the_end(variant: Variant) -> None:
+    if _ongoing.ending and threading.current_thread() is not threading.main_thread():
+        raise ToolchainError(f"{variant.name} is not compiled: the interpreter is ending")
+
+
 def _compile(variant: Variant, text: Text, key: cache.Key) -> bytes:
     compiler = compilers.get(variant.backend)
     start = time.perf_counter()
-    if _ongoing.ending and threading.current_thread() is not threading.main_thread():
-        raise ToolchainError(f"{variant.name} is not compiled: the interpreter is ending")
+    _refuse_at_the_end(variant)
     try:
         with _ongoing.one(), events.SlowNotice(f"compiling {variant.name}", lambda: why(variant, text).short):
             artifact = compiler.compile(variant, text)
