@@ -42,7 +42,16 @@ class Extension:
                 "-DJITKERN_EXPORT_FUNCTION=1",
                 *defines,
             ]
-        return ["-O3", "-march=native", "-ffp-contract=off", "-fno-math-errno", "-fvisibility=hidden", *defines]
+        # -pipe: no assembler file in the temporary folder, which a compiler that is killed would leave there.
+        return [
+            "-O3",
+            "-pipe",
+            "-march=native",
+            "-ffp-contract=off",
+            "-fno-math-errno",
+            "-fvisibility=hidden",
+            *defines,
+        ]
 
     def platform(self) -> dict[str, Any]:
         """The architecture, the C library and the instructions that the object is made for."""
