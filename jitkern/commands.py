@@ -5,6 +5,7 @@ from __future__ import annotations
 import argparse
 import dataclasses
 import json
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -161,7 +162,7 @@ def run_clangd(arguments: argparse.Namespace) -> int:
     from jitkern import inspecting
 
     path = Path(arguments.into) / ".clangd"
-    if path.exists() and not arguments.force:
+    if os.path.lexists(path) and not arguments.force:
         raise ArgumentError(f"{path} is there already; jitkern clangd --force replaces it")
     path.write_text(inspecting.clangd_text(), encoding="utf-8")
     _print({"path": str(path)}, arguments.json, f"wrote {path}; restart the language server of your editor")

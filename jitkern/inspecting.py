@@ -99,6 +99,6 @@ def _toolkit() -> str | None:
     homes = [os.environ.get("CUDA_HOME"), os.environ.get("CUDA_PATH"), "/usr/local/cuda"]
     homes += [str(Path(os.path.realpath(nvcc)).parent.parent)] if nvcc else []
     for home in filter(None, homes):
-        if (Path(home) / "include" / "cuda.h").is_file() and (Path(home) / "nvvm" / "libdevice").is_dir():
+        if os.path.isfile(Path(home, "include", "cuda.h")) and os.path.isdir(Path(home, "nvvm", "libdevice")):
             return home
     return None

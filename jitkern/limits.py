@@ -101,7 +101,7 @@ def _groups(root: Path) -> Iterator[tuple[str, Path]]:
             mount, inner = root / "sys/fs/cgroup" / (controllers and kind), Path(path.lstrip("/"))
             # In a container the path may be that of the host; the mount's own top is then our group.
             for folder in dict.fromkeys([inner, *inner.parents]):
-                if (mount / folder).is_dir():
+                if os.path.isdir(mount / folder):
                     yield kind, mount / folder
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import functools
 import importlib.resources
+import os
 import re
 from dataclasses import dataclass
 from pathlib import Path
@@ -49,7 +50,7 @@ def root() -> Path:
     packaged = Path(str(importlib.resources.files("jitkern"))) / "kernels_src"
     candidates = [chosen] if chosen else [packaged, packaged.parent.parent / "kernels_src"]
     for candidate in candidates:
-        if candidate.is_dir():
+        if os.path.isdir(candidate):
             return candidate
     looked = " or ".join(str(candidate) for candidate in candidates)
     raise ToolchainError(
@@ -74,7 +75,7 @@ def shipped(name: str) -> Text:
 @functools.lru_cache(maxsize=256)
 def _shipped(name: str, folder: Path) -> Text:
     path = folder / f"{name}.cu"
-    if not path.is_file():
+    if not os.path.isfile(path):
         raise ArgumentError(f"no kernel {name!r} in {folder}; there are {', '.join(names())}")
     return flatten(name, path.read_text(encoding="utf-8"), f"kernels_src/{name}.cu")
 
@@ -123,7 +124,7 @@ def _paste(text: str, label: str, search: list[Path], own: list[Path], seen: set
         if found is None:
             lines.append("" if _PRAGMA_ONCE.match(line) else line)
             continue
-        path = next((folder / found[1] for folder in search if (folder / found[1]).is_file()), None)
+        path = next((folder / found[1] for folder in search if os.path.isfile(folder / found[1])), None)
         if path is None:
             looked = ", ".join(str(folder) for folder in search)
             raise ArgumentError(f'{label}:{number}: #include "{found[1]}" is not in {looked}')

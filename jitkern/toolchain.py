@@ -87,7 +87,7 @@ def nvrtc() -> Library:
     for number, folder, _ in wheels:
         for site in map(Path, sys.path):
             path = site / "nvidia" / folder / f"libnvrtc.so.{number}"
-            if path.is_file():
+            if os.path.isfile(path):
                 return _describe_nvrtc(path, number)
     try:
         from cuda import pathfinder
@@ -140,7 +140,7 @@ def cuda_include() -> Path:
     home = os.environ.get("CUDA_HOME") or os.environ.get("CUDA_PATH") or "/usr/local/cuda"
     candidates += [Path(home) / "include"]
     for folder in candidates:
-        if (folder / "cuda_fp16.h").is_file() and header_version(folder) // 1000 == library.major:
+        if os.path.isfile(folder / "cuda_fp16.h") and header_version(folder) // 1000 == library.major:
             return folder
     package = "nvidia-cuda-runtime" if library.major >= 13 else f"nvidia-cuda-runtime-cu{library.major}"
     raise ToolchainError(
@@ -152,7 +152,7 @@ def cccl_include() -> Path | None:
     """The folder with ``nv/target`` and ``cuda/std``, which some CUDA headers include, if it is installed."""
     base = cuda_include()
     for folder in (base, base / "cccl"):
-        if (folder / "nv" / "target").is_file():
+        if os.path.isfile(folder / "nv" / "target"):
             return folder
     return None
 
@@ -175,7 +175,7 @@ def headers_identity(names: tuple[str, ...]) -> dict[str, Any]:
     for name in (*names, "cuda/std/__cccl/version.h"):
         for base in dict.fromkeys([*sets, folder / "cccl"]):
             for path in (base / name, base / Path(name).with_suffix(".hpp")):
-                if path.is_file():
+                if os.path.isfile(path):
                     digest.update(path.read_bytes())
     return {"version": header_version(folder), "content": digest.hexdigest()[:32]}
 

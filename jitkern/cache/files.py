@@ -122,7 +122,7 @@ def make_private(path: Path, root: Path) -> None:
     Raises:
         OSError: one cannot be made, or is not ours.
     """
-    if not root.is_dir():  # somebody removed it while we run
+    if not os.path.isdir(root):  # somebody removed it while we run
         with contextlib.suppress(FileExistsError):
             root.mkdir(mode=0o700)
     owners = trusted_owners()

@@ -34,9 +34,9 @@ def default_roots() -> list[tuple[Path, bool]]:
 def _make_root(path: Path, strict: bool) -> str | None:
     """Make and check a root; returns why it cannot be used, or None."""
     try:
-        if not path.is_dir():
+        if not os.path.isdir(path):
             for folder in [*reversed(path.parents), path]:  # parents=True would make those between for everybody
-                if not folder.is_dir():
+                if not os.path.isdir(folder):
                     folder.mkdir(mode=0o700, exist_ok=True)
         info = path.lstat() if strict else path.stat()
     except OSError as error:
@@ -81,18 +81,23 @@ def read_only_stores() -> list[Store]:
     """
     stores = []
     for path, strict in default_roots():
-        if path.is_dir() and os.access(path, os.X_OK) and not _writable(path) and _make_root(path, strict) is None:
+        if (
+            os.path.isdir(path)
+            and os.access(path, os.X_OK)
+            and not _writable(path)
+            and _make_root(path, strict) is None
+        ):
             stores.append(Store(path, read_only=True))
     for path in settings.get().cache_roots:
         try:
             info = path.stat()
+            owners = files.trusted_owners() | {info.st_uid}
+            reason = files.untrusted(info, owners)
+            if reason is None and info.st_uid not in files.trusted_owners():
+                reason = _open_to_all(path)
         except OSError as error:
             events.warn_once(f"root {path}", f"JITKERN_CACHE_ROOTS: {error}; it is skipped")
             continue
-        owners = files.trusted_owners() | {info.st_uid}
-        reason = files.untrusted(info, owners)
-        if reason is None and info.st_uid not in files.trusted_owners():
-            reason = _open_to_all(path)
         if reason:
             events.warn_once(f"root {path}", f"JITKERN_CACHE_ROOTS: {path}: {reason}; it is skipped")
             continue

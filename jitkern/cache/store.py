@@ -232,7 +232,7 @@ class Store:
         removed = 0
         for path, _, _ in list(self.entries()):
             self.discard(path)
-            removed += not path.exists()
+            removed += not os.path.lexists(path)
         return removed
 
     @contextlib.contextmanager

@@ -7,6 +7,7 @@ lock file, which waits for ever after a kill, and its memory of failed builds ne
 
 from __future__ import annotations
 
+import os
 import re
 import uuid
 from pathlib import Path
@@ -124,7 +125,7 @@ def _load(variant: Variant, text: Text, folder: Path, cuda: bool, options: list[
         )
     except (RuntimeError, OSError, ImportError) as error:
         # A folder mounted noexec can be built in but not loaded from; the object is loaded from memory anyway.
-        if not (folder / f"{name}.so").is_file():
+        if not os.path.isfile(folder / f"{name}.so"):
             log = f"{error}"
             if re.search(r"\berror\b[: ]", log) and not building.is_transient(log):
                 return log, None

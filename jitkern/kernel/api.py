@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import struct
 from collections.abc import Callable, Mapping
 from pathlib import Path
@@ -85,7 +86,7 @@ class Kernel:
             "constants": constants,
         }
         self.path = _file(source)
-        if self.path is not None and not self.path.is_file():
+        if self.path is not None and not os.path.isfile(self.path):
             raise ArgumentError(f"Kernel: there is no file {self.path}; give the path of one, or CUDA text")
         self.source = self.path.read_text(encoding="utf-8") if self.path else str(source)
         self.declared = declaration(self.source, name)

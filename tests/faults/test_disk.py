@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -113,8 +115,24 @@ def test_a_forbidden_folder(root, mode):
 
 
 @contextlib.contextmanager
+def alone():
+    """One process of the test run at a time."""
+    descriptor = os.open(Path(__file__).parent, os.O_RDONLY)
+    try:
+        fcntl.flock(descriptor, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+@contextlib.contextmanager
 def as_stranger(folder: Path):
     """A command prefix that makes a user whom no file knows, who can reach ``folder`` and the interpreter."""
+    with alone():  # folders that all workers of a run share are opened here, and closed again
+        yield from _opened(folder)
+
+
+def _opened(folder: Path):
     opened = []
     for parent in (folder, *folder.parents):
         if not parent.stat().st_mode & 0o001:
@@ -134,6 +152,44 @@ def as_stranger(folder: Path):
     finally:
         for parent, before in opened:
             parent.chmod(before & 0o7777)
+
+
+@needs_root
+@pytest.mark.parametrize("what", ["JITKERN_CACHE_DIR", "JITKERN_CACHE_ROOTS", "HOME", "XDG_CACHE_HOME", "TMPDIR"])
+def test_a_root_below_a_folder_that_may_not_be_searched(tmp_path, what):
+    """Then even to ask whether it exists is refused, and pathlib raises where one expects an answer."""
+    need("setpriv")
+    closed, shared = tmp_path / "closed", tmp_path / "tmp"
+    (closed / "root").mkdir(parents=True)
+    shared.mkdir()
+    shared.chmod(0o1777)
+    closed.chmod(0o700)
+    env = harness.environment(
+        **{"HOME": "/nonexistent", "TMPDIR": str(shared), "JITKERN_QUIET": "1", what: str(closed / "root")}
+    )
+    with as_stranger(tmp_path) as prefix:
+        found, _ = harness.scene("scenes_disk", "use", "", env=env, prefix=prefix)
+    assert found["got"] == [GOOD]
+    assert len(found["heard"]) == (what in ("JITKERN_CACHE_DIR", "JITKERN_CACHE_ROOTS"))
+
+
+@needs_root
+@pytest.mark.parametrize("what", ["PYTHONPATH", "CUDA_HOME", "JITKERN_SOURCES_DIR"])
+def test_a_place_to_look_into_that_may_not_be_searched(root, tmp_path, what):
+    need("setpriv")
+    closed = tmp_path / "closed"
+    (closed / "inner").mkdir(parents=True)
+    closed.chmod(0o700)
+    root.chmod(0o755)
+    env = harness.with_root(root)
+    env[what] = os.pathsep.join(filter(None, [str(closed / "inner"), env.get(what) if what == "PYTHONPATH" else None]))
+    with as_stranger(root.parent) as prefix:
+        code = 1 if what == "JITKERN_SOURCES_DIR" else 0
+        found, said = harness.scene("scenes_disk", "use_shipped", env=env, prefix=prefix, code=code)
+    if code:
+        assert "ToolchainError: the kernel texts are missing" in said
+    else:
+        assert found == "compiled"
 
 
 @needs_root
@@ -309,3 +365,16 @@ def test_every_folder_is_private_whatever_the_umask(tmp_path, umask):
     assert found["got"] == [GOOD]
     open_ones = [str(path) for path in [root.parent, root, *root.rglob("*")] if path.stat().st_mode & 0o077]
     assert open_ones == []
+
+
+def test_no_path_is_asked_about_in_the_form_that_raises():
+    """``Path.is_dir()`` raises where a folder may not be searched; ``os.path.isdir`` says no."""
+    package = Path(cache.__file__).parents[1]
+    asked = re.compile(r"\.(is_dir|is_file|exists|is_symlink)\(\)")
+    found = [
+        f"{path.relative_to(package)}:{number}"
+        for path in package.rglob("*.py")
+        for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), start=1)
+        if asked.search(line)
+    ]
+    assert found == []
