@@ -1,0 +1,261 @@
+// What the lanes of a warp do together: shuffles, votes, and matrix instructions.
+#include <cmath>
+#include <cstring>
+#include <limits>
+
+#include "state.h"
+
+namespace emulator {
+namespace {
+
+void exchange(Shuffle kind, void* const* operands, u32 mask) {
+  const auto at = [&](u32 lane) { return static_cast<ShuffleOperands*>(operands[lane]); };
+  for (u32 lane = 0; lane < 32; ++lane) {
+    if (!(mask >> lane & 1)) continue;
+    ShuffleOperands& own = *at(lane);
+    const u32 first = lane / own.width * own.width, place = lane % own.width;
+    u32 from = kind == Shuffle::from     ? own.selector % own.width
+               : kind == Shuffle::across ? place ^ own.selector
+               : kind == Shuffle::up     ? place - own.selector
+                                         : place + own.selector;
+    if (from >= own.width) from = place;  // past an end: the own value
+    if (!(mask >> (first + from) & 1))
+      fail("a shuffle reads lane %u, which is not in mask 0x%x", first + from, mask);
+    own.result = at(first + from)->value;
+  }
+}
+
+struct ReduceOperands {
+  Reduce kind;
+  u32 value, result;
+};
+u32 reduced(Reduce kind, u32 a, u32 b) {
+  const int sa = static_cast<int>(a), sb = static_cast<int>(b);
+  switch (kind) {
+    case Reduce::add:
+      return a + b;
+    case Reduce::min:
+      return a < b ? a : b;
+    case Reduce::max:
+      return a > b ? a : b;
+    case Reduce::smin:
+      return sa < sb ? a : b;
+    case Reduce::smax:
+      return sa > sb ? a : b;
+    case Reduce::bits_and:
+      return a & b;
+    case Reduce::bits_xor:
+      return a ^ b;
+    default:
+      return a | b;
+  }
+}
+void reduce_all(void* const* operands, u32 mask) {
+  u32 result = 0;
+  bool first = true;
+  for (u32 lane = 0; lane < 32; ++lane) {
+    if (!(mask >> lane & 1)) continue;
+    const auto& own = *static_cast<ReduceOperands*>(operands[lane]);
+    const u32 value = own.kind == Reduce::ballot ? (own.value ? 1u << lane : 0) : own.value;
+    result = first ? value : reduced(own.kind, result, value);
+    first = false;
+  }
+  for (u32 lane = 0; lane < 32; ++lane)
+    if (mask >> lane & 1) static_cast<ReduceOperands*>(operands[lane])->result = result;
+}
+
+void load_all(void* const* operands, u32) {
+  const auto at = [&](u32 lane) -> Fragments& { return *static_cast<Fragments*>(operands[lane]); };
+  for (u32 i = 0; i < at(0).count; ++i) {
+    u16 matrix[8][8];
+    for (u32 row = 0; row < 8; ++row) std::memcpy(matrix[row], at_shared(at(8 * i + row).address, 16), 16);
+    for (u32 lane = 0; lane < 32; ++lane) {
+      const u32 row = lane / 4, column = 2 * (lane % 4);
+      const bool turned = at(lane).transposed;
+      const u32 low = turned ? matrix[column][row] : matrix[row][column];
+      const u32 high = turned ? matrix[column + 1][row] : matrix[row][column + 1];
+      at(lane).r[i] = low | high << 16;
+    }
+  }
+}
+
+u32 size_of(Element element) { return element == Element::bf16 || element == Element::f16 ? 2 : 1; }
+float element_of(u32 word, u32 i, Element element) {
+  return size_of(element) == 2 ? widen(word >> 16 * i & 0xffff, element)
+                               : widen(word >> 8 * i & 0xff, element);
+}
+
+// Register `i` of A holds row lane / 4 (+ 8 in the odd ones) and columns from word lane % 4 (+ 4 in the later
+// two).
+void multiply_all(void* const* operands, u32) {
+  const auto at = [&](u32 lane) -> MultiplyOperands& {
+    return *static_cast<MultiplyOperands*>(operands[lane]);
+  };
+  float a[16][32], b[8][32];
+  const u32 each_a = 4 / size_of(at(0).element_a), each_b = 4 / size_of(at(0).element_b);
+  for (u32 lane = 0; lane < 32; ++lane) {
+    for (u32 i = 0; i < 4; ++i)
+      for (u32 e = 0; e < each_a; ++e)
+        a[lane / 4 + 8 * (i % 2)][(lane % 4 + 4 * (i / 2)) * each_a + e] =
+            element_of(at(lane).a[i], e, at(0).element_a);
+    for (u32 i = 0; i < 2; ++i)
+      for (u32 e = 0; e < each_b; ++e)
+        b[lane / 4][(lane % 4 + 4 * i) * each_b + e] = element_of(at(lane).b[i], e, at(0).element_b);
+  }
+  for (u32 lane = 0; lane < 32; ++lane)
+    for (u32 i = 0; i < 4; ++i) {
+      const u32 row = lane / 4 + 8 * (i / 2), column = 2 * (lane % 4) + i % 2;
+      float sum = 0;
+      for (u32 k = 0; k < 8 * each_a; ++k) sum += a[row][k] * b[column][k];
+      *at(lane).c[i] += sum;
+    }
+}
+
+// ---- warpgroups
+// ------------------------------------------------------------------------------------------------------
+
+// Fills `to` with lines [from, from + count) of a described operand, 32 bytes of the summed dimension each.
+// `across`: the 128-byte lines run along the other dimension, each belongs to one step of the sum.
+void read_operand(float* to, u32 from, u32 count, u64 description, bool across, Element element) {
+  const u32 start = (description & 0x3fff) << 4, leading = (description >> 16 & 0x3fff) << 4;
+  const u32 stride = (description >> 32 & 0x3fff) << 4, size = size_of(element), steps = 32 / size;
+  if (description >> 62 != 1 || (description >> 49 & 7)) fail("wgmma: only the 128-byte swizzle is emulated");
+  for (u32 line = from; line < from + count; ++line)
+    for (u32 k = 0; k < steps; ++k) {
+      u32 address = across ? start + line / 64 * leading + line % 64 * 2 + k / 8 * stride + k % 8 * 128
+                           : start + line / 8 * stride + line % 8 * 128 + k * size;
+      address ^= (address >> 7 & 7) << 4;
+      u32 bits = 0;
+      std::memcpy(&bits, proxy_view(address, size), size);
+      *to++ = widen(bits, element);
+    }
+}
+
+// D: lane / 4 (+ 8 in every second pair) is the row, 8 j + 2 (lane % 4) + e the column of element 4 j + 2
+// half + e.
+void run(const Multiplication& job, u32 warp) {
+  static float a[16][32], b[256 * 32];
+  const WarpgroupOperands& o = job.operands;
+  const u32 steps = 32 / size_of(o.element_a);
+  float lines[16 * 32];
+  read_operand(lines, 16 * (warp % 4), 16, o.a, o.across_a, o.element_a);
+  for (u32 i = 0; i < 16 * steps; ++i) a[i / steps][i % steps] = lines[i];
+  read_operand(b, 0, o.n, o.b, o.across_b, o.element_b);
+  const u32 each = o.n / 2;
+  for (u32 row = 0; row < 16; ++row)
+    for (u32 column = 0; column < o.n; ++column) {
+      const u32 lane = row % 8 * 4 + column % 8 / 2, i = column / 8 * 4 + row / 8 * 2 + column % 2;
+      float sum = 0;
+      for (u32 k = 0; k < steps; ++k) sum += a[row][k] * b[column * steps + k];
+      float& d = job.into->value[lane * each + i];
+      d = o.accumulate ? d + sum : sum;
+    }
+}
+
+// The registers are away until the wait: who reads them before gets NaN.
+Accumulators& take_accumulators(Warp& warp, void* const* operands) {
+  const auto& first = *static_cast<WarpgroupOperands*>(operands[0]);
+  Accumulators& taken = warp.accumulators[first.d];
+  if (taken.users++) return taken;
+  if (!warp.fenced) fail("wgmma without wgmma.fence since its accumulators were last in use");
+  taken.count = first.n / 2;
+  taken.value.resize(32 * taken.count);
+  for (u32 lane = 0; lane < 32; ++lane) {
+    taken.home[lane] = static_cast<WarpgroupOperands*>(operands[lane])->d;
+    std::memcpy(&taken.value[lane * taken.count], taken.home[lane], 4 * taken.count);
+    for (u32 i = 0; i < taken.count; ++i) taken.home[lane][i] = std::numeric_limits<float>::quiet_NaN();
+  }
+  return taken;
+}
+
+void issue_all(void* const* operands, u32 mask) {
+  if (mask != ~0u) fail("wgmma needs all lanes");
+  const auto& first = *static_cast<WarpgroupOperands*>(operands[0]);
+  for (u32 lane = 1; lane < 32; ++lane) {
+    const auto& other = *static_cast<WarpgroupOperands*>(operands[lane]);
+    if (other.a != first.a || other.b != first.b || other.accumulate != first.accumulate)
+      fail("wgmma: lanes 0 and %u have different descriptions", lane);
+  }
+  Warp& warp = own_warp();
+  Accumulators& into = take_accumulators(warp, operands);
+  warp.multiplications.push_back(Multiplication{first, &into, false, warp.group});
+  if (timing == Timing::early) advance_multiplications(warp);
+}
+
+void wait_all(void* const* operands, u32) {
+  const u64 pending = *static_cast<const u32*>(operands[0]);
+  Warp& warp = own_warp();
+  auto& jobs = warp.multiplications;
+  while (!jobs.empty() && jobs.front().group + pending < warp.group) {
+    advance_multiplications(warp);
+    if (!jobs.front().done) continue;
+    Accumulators& into = *jobs.front().into;
+    jobs.pop_front();
+    if (--into.users) continue;
+    for (u32 lane = 0; lane < 32; ++lane)
+      std::memcpy(into.home[lane], &into.value[lane * into.count], 4 * into.count);
+    warp.accumulators.erase(into.home[0]);
+  }
+  warp.fenced = false;
+}
+
+}  // namespace
+
+// The next one that has not read its operands yet.
+void advance_multiplications(Warp& warp) {
+  for (Multiplication& job : warp.multiplications) {
+    if (job.done) continue;
+    run(job, static_cast<u32>(&warp - block.warps.data()));
+    job.done = true;
+    return;
+  }
+}
+
+void together(const char* what, u32 mask, void* operands, Work work) {
+  Warp& warp = own_warp();
+  mask &= warp.exists;
+  const u32 own = 1u << current->lane;
+  if (!(mask & own)) fail("%s: lane %u is not in its own mask 0x%x", what, current->lane, mask);
+  Meeting* meeting = nullptr;
+  for (Meeting& m : warp.meetings)
+    if (m.arrived && m.mask == mask) meeting = &m;
+  for (Meeting& m : warp.meetings)
+    if (!meeting && !m.arrived) meeting = &m, m.mask = mask, m.what = what;
+  if (!meeting) fail("%s: too many groups of lanes at once", what);
+  if (std::strcmp(meeting->what, what)) fail("lanes of one warp are at %s and at %s", meeting->what, what);
+  meeting->operands[current->lane] = operands;
+  meeting->arrived |= own;
+  if (meeting->arrived != mask) return wait("lanes of a warp, for those that are not here", current->warp);
+  meeting->arrived = 0;
+  work(meeting->operands, mask);
+  warp.runnable |= mask;
+  give_way();
+}
+
+void shuffle(Shuffle kind, u32 mask, ShuffleOperands& operands) {
+  constexpr Work works[] = {[](void* const* o, u32 m) { exchange(Shuffle::from, o, m); },
+                            [](void* const* o, u32 m) { exchange(Shuffle::across, o, m); },
+                            [](void* const* o, u32 m) { exchange(Shuffle::up, o, m); },
+                            [](void* const* o, u32 m) { exchange(Shuffle::down, o, m); }};
+  constexpr const char* names[] = {"shfl", "shfl_xor", "shfl_up", "shfl_down"};
+  together(names[static_cast<int>(kind)], mask, &operands, works[static_cast<int>(kind)]);
+}
+u32 reduce(Reduce kind, u32 mask, u32 value) {
+  ReduceOperands operands{kind, value, 0};
+  together(kind == Reduce::ballot ? "vote" : "reduce", mask, &operands, reduce_all);
+  return operands.result;
+}
+
+void load_matrices(Fragments& operands) { together("ldmatrix", ~0u, &operands, load_all); }
+void multiply(MultiplyOperands& operands) { together("mma", ~0u, &operands, multiply_all); }
+
+void warpgroup_multiply(WarpgroupOperands& operands) { together("wgmma", ~0u, &operands, issue_all); }
+void warpgroup_fence() {
+  together("wgmma.fence", ~0u, nullptr, [](void* const*, u32) { own_warp().fenced = true; });
+}
+void warpgroup_commit() {
+  together("wgmma.commit_group", ~0u, nullptr, [](void* const*, u32) { ++own_warp().group; });
+}
+void warpgroup_wait(u32 pending) { together("wgmma.wait_group", ~0u, &pending, wait_all); }
+
+}  // namespace emulator

@@ -1,0 +1,222 @@
+// Shared memory, the barriers in it, and copies to it.
+#include <algorithm>
+#include <cstring>
+
+#include "state.h"
+
+// The kernel's static __shared__ variables, as the linker gathers them.
+extern "C" emulator::u8 __start_emulated_shared[] __attribute__((weak, visibility("hidden")));
+extern "C" emulator::u8 __stop_emulated_shared[] __attribute__((weak, visibility("hidden")));
+
+namespace emulator {
+namespace {
+
+alignas(1024) u8 arena[kArena];
+u8 view[kArena + kFirstAddress];  // by address: what the asynchronous proxy sees
+u8 garbage_kind;
+
+u32 static_size() { return static_cast<u32>(__stop_emulated_shared - __start_emulated_shared); }
+u32 dynamic_address() { return (kFirstAddress + static_size() + 1023) / 1024 * 1024; }
+
+// What no store has put there. Which values stand out depends on the code, so there are three kinds.
+u8 garbage(u32 i) {
+  return garbage_kind == 0 ? 0xff : garbage_kind == 1 ? 0x7f : static_cast<u8>(i * 167 >> 3);
+}
+
+struct Meet {
+  u32 threads, arrived, votes, result;
+  std::vector<Fiber*> waiting;
+};
+Meet meets[16];
+
+void release(Meet& meet) {
+  for (Fiber* fiber : meet.waiting) wake(*fiber);
+  meet.result = meet.votes;
+  meet.waiting.clear();
+  meet.arrived = meet.votes = 0;
+}
+
+PhaseBarrier& barrier_at(u32 address) {
+  at_shared(address, 8);
+  const auto found = block.barriers.find(address);
+  if (found == block.barriers.end()) fail("shared address 0x%x is no initialised mbarrier", address);
+  return found->second;
+}
+
+void count_arrival(PhaseBarrier& barrier, u32 address) {
+  if (--barrier.pending) return;
+  barrier.pending = barrier.expected;
+  ++barrier.phase;
+  for (Fiber& fiber : block.fibers)
+    if (fiber.waits && fiber.about[0] == address && !std::strncmp(fiber.waits, "mbarrier", 8)) wake(fiber);
+}
+
+void land(const Copy& copy) {
+  u8* to = at_shared(copy.to, copy.size);
+  std::memcpy(to, copy.from, copy.bytes);
+  std::memset(to + copy.bytes, 0, copy.size - copy.bytes);
+}
+
+void land_or_arrive(const Copy& copy) {
+  if (copy.arrival)
+    count_arrival(barrier_at(copy.to), copy.to);
+  else
+    land(copy);
+}
+
+void forget_if_idle(Fiber& fiber) {
+  if (!fiber.copies.empty()) return;
+  block.copying.erase(std::find(block.copying.begin(), block.copying.end(), &fiber));
+}
+
+// In any order, but for arrivals: those come behind the copies before them.
+void advance_one(Fiber& fiber) {
+  u32 at = random_below(std::min<u32>(static_cast<u32>(fiber.copies.size()), 64));
+  if (fiber.copies[at].arrival) at = 0;
+  land_or_arrive(fiber.copies[at]);
+  fiber.copies.erase(fiber.copies.begin() + at);
+  forget_if_idle(fiber);
+}
+
+void advance_to_arrival(Fiber& fiber) {
+  u32 done = 0;
+  while (done < fiber.copies.size()) {
+    land_or_arrive(fiber.copies[done]);
+    if (fiber.copies[done++].arrival) break;
+  }
+  fiber.copies.erase(fiber.copies.begin(), fiber.copies.begin() + done);
+  forget_if_idle(fiber);
+}
+
+void issue(const Copy& copy) {
+  Fiber& me = self();
+  if (timing == Timing::early) return land_or_arrive(copy);
+  if (me.copies.empty()) block.copying.push_back(&me);
+  me.copies.push_back(copy);
+}
+
+}  // namespace
+
+u8* dynamic_shared() { return arena; }
+
+void clear_shared() {
+  garbage_kind = static_cast<u8>(random_below(3));
+  for (u32 i = 0; i < kArena; ++i) arena[i] = garbage(i);
+  for (u32 i = 0; i < static_size(); ++i) __start_emulated_shared[i] = garbage(i);
+  for (u32 i = 0; i < sizeof(view); ++i) view[i] = garbage(i);
+  for (Meet& meet : meets) meet = Meet{};
+  if (dynamic_address() + shared_size > kArena) fail("%u bytes of shared memory are too many", shared_size);
+}
+
+void check_shared() {
+  for (u32 i = shared_size; i < kArena; ++i)
+    if (arena[i] != garbage(i)) fail("a write %u bytes behind the shared memory", i - shared_size);
+}
+
+u32 to_shared(const void* pointer) {
+  const u8* p = static_cast<const u8*>(pointer);
+  if (p >= arena && p <= arena + shared_size) return dynamic_address() + static_cast<u32>(p - arena);
+  if (p >= __start_emulated_shared && p < __stop_emulated_shared)
+    return kFirstAddress + static_cast<u32>(p - __start_emulated_shared);
+  fail("a pointer that is not into shared memory was converted to a shared address");
+}
+
+u8* at_shared(u32 address, u32 bytes) {
+  if (address % bytes) fail("shared address 0x%x is no multiple of %u", address, bytes);
+  const u32 dynamic = dynamic_address();
+  if (address >= dynamic && address + bytes <= dynamic + shared_size) return arena + (address - dynamic);
+  if (address >= kFirstAddress && address + bytes <= kFirstAddress + static_size())
+    return __start_emulated_shared + (address - kFirstAddress);
+  fail("shared address 0x%x: %u bytes there are outside of the block's shared memory", address, bytes);
+}
+
+void fence_proxy() {
+  std::memcpy(view + dynamic_address(), arena, shared_size);
+  std::memcpy(view + kFirstAddress, __start_emulated_shared, static_size());
+  give_way();
+}
+const u8* proxy_view(u32 address, u32 bytes) {
+  at_shared(address, bytes);
+  return view + address;
+}
+
+void meet_at_barrier(u32 id, u32 threads) {
+  if (id >= 16 || threads % 32) fail("bar.sync %u, %u", id, threads);
+  Meet& meet = meets[id];
+  if (meet.arrived && meet.threads != threads)
+    fail("bar.sync %u: %u and %u threads", id, meet.threads, threads);
+  meet.threads = threads;
+  if (++meet.arrived == (threads ? threads : block.live)) {
+    release(meet);
+    return give_way();
+  }
+  meet.waiting.push_back(&self());
+  wait("barrier %u of %u threads (0: all)", id, threads);
+}
+void release_ended() {
+  for (Meet& meet : meets)
+    if (meet.arrived && meet.threads == 0 && meet.arrived == block.live) release(meet);
+}
+u32 block_vote(u32 value, bool all) {
+  meets[0].votes += value != 0;
+  const u32 threads = block.live;
+  meet_at_barrier(0, 0);
+  return all ? meets[0].result == threads : meets[0].result;
+}
+
+void barrier_init(u32 address, u32 arrivals) {
+  at_shared(address, 8);
+  block.barriers[address] = PhaseBarrier{arrivals, arrivals, 0};
+}
+void barrier_arrive(u32 address) {
+  count_arrival(barrier_at(address), address);
+  give_way();
+}
+bool barrier_test(u32 address, u32 parity) {
+  PhaseBarrier& barrier = barrier_at(address);
+  const auto passed = [&] { return (barrier.phase & 1) != parity; };
+  give_way();
+  if (!passed())
+    wait("mbarrier 0x%x, parity %u (phase %u)", address, parity, static_cast<u32>(barrier.phase));
+  return passed();
+}
+
+void copy_async(u32 to, const void* from, u32 size, u32 bytes) {
+  at_shared(to, size);
+  if (bytes > size) fail("cp.async of %u bytes with %u real ones", size, bytes);
+  if (bytes && reinterpret_cast<u64>(from) % size) fail("cp.async of %u bytes from %p", size, from);
+  issue(Copy{false, to, size, bytes, from});
+  give_way();
+}
+void arrive_after_copies(u32 address, bool counted) {
+  PhaseBarrier& barrier = barrier_at(address);
+  if (!counted) ++barrier.pending;
+  issue(Copy{true, address, 0, 0, nullptr});
+  give_way();
+}
+void finish_copies() {
+  Fiber& me = self();
+  while (!me.copies.empty()) advance_to_arrival(me);
+}
+
+bool advance_copies(bool needed) {
+  if (timing == Timing::random)
+    for (Warp& warp : block.warps)
+      if (random_below(64) == 0) advance_multiplications(warp);
+  if (block.copying.empty()) return false;
+  if (timing == Timing::late && !needed) return false;
+  Fiber& fiber = *block.copying[random_below(static_cast<u32>(block.copying.size()))];
+  if (needed)
+    advance_to_arrival(fiber);
+  else if (random_below(2))
+    advance_one(fiber);
+  return true;
+}
+
+void finish_block() {
+  while (!block.copying.empty()) advance_to_arrival(*block.copying.front());
+  for (const Warp& warp : block.warps)
+    if (!warp.multiplications.empty()) fail("a warp ended without waiting for its wgmma");
+}
+
+}  // namespace emulator

@@ -1,0 +1,90 @@
+// The state of a block under way, shared by the emulator's own files.
+#pragma once
+#include <deque>
+#include <map>
+#include <vector>
+
+#include "runtime.h"
+
+namespace emulator {
+
+constexpr u32 kArena = 256 * 1024, kFirstAddress = 1024;
+
+enum class Timing { early, random, late };  // of asynchronous work
+
+struct Copy {
+  bool arrival;  // `to` is then a barrier
+  u32 to, size, bytes;
+  const void* from;
+};
+
+struct Fiber : Thread {
+  void* stack_pointer;
+  const char* waits;  // for the report: a format for `about`
+  u32 about[3];
+  std::vector<Copy> copies;
+};
+
+struct Meeting {  // of lanes
+  const char* what;
+  u32 mask, arrived;
+  void* operands[32];
+};
+
+struct Accumulators {  // of one warp: an array in each lane's registers, away while instructions work on it
+  float* home[32];
+  u32 count, users;  // elements; instructions that have not been waited for
+  std::vector<float> value;
+};
+struct Multiplication {
+  WarpgroupOperands operands;
+  Accumulators* into;
+  bool done;
+  u64 group;
+};
+
+struct Warp {
+  u32 exists, runnable;  // bits by lane
+  Meeting meetings[4];
+  std::deque<Multiplication> multiplications;
+  std::map<float*, Accumulators> accumulators;
+  u64 group;
+  bool fenced;
+};
+
+struct PhaseBarrier {  // an mbarrier
+  u32 expected, pending;
+  u64 phase;
+};
+
+struct Block {
+  std::vector<Fiber> fibers;
+  std::vector<Warp> warps;
+  std::vector<Fiber*> copying;
+  std::map<u32, PhaseBarrier> barriers;
+  u32 live;
+};
+
+extern Block block;
+extern Timing timing;
+extern u32 shared_size;
+
+u32 random_below(u32 n);
+inline Fiber& self() { return *const_cast<Fiber*>(static_cast<const Fiber*>(current)); }
+inline Warp& own_warp() { return block.warps[current->warp]; }
+
+// Stops the running thread until another one wakes it.
+void wait(const char* why, u32 a = 0, u32 b = 0, u32 c = 0);
+inline void wake(Fiber& fiber) { block.warps[fiber.warp].runnable |= 1u << fiber.lane; }
+void release_ended();  // barriers of all threads count those that have not ended
+
+// Does some asynchronous work, or if `needed` the least that may let a thread go on; false: there is none.
+bool advance_copies(bool needed);
+void advance_multiplications(Warp& warp);
+void finish_block();
+
+void clear_shared();
+void check_shared();
+const u8* proxy_view(u32 address, u32 bytes);
+
+}  // namespace emulator
