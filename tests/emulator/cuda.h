@@ -18,8 +18,7 @@
 #define blockDim emulator::block_size
 #define gridDim emulator::grid_size
 
-// ---- vectors
-// ---------------------------------------------------------------------------------------------------------
+// ---- vectors ------------------------------------------------------------------------------------
 #define EMULATED_VECTORS(type, base)                                      \
   struct alignas(2 * sizeof(base)) type##2 { base x, y; };                \
   struct alignas(16) type##4 { base x, y, z, w; };                        \
@@ -32,8 +31,7 @@ struct alignas(16) double2 {
   double x, y;
 };
 
-// ---- arithmetic
-// ------------------------------------------------------------------------------------------------------
+// ---- arithmetic ---------------------------------------------------------------------------------
 extern "C" {
 double exp(double) noexcept;
 double log(double) noexcept;
@@ -73,15 +71,12 @@ static inline unsigned __byte_perm(unsigned a, unsigned b, unsigned selector) {
   return result;
 }
 
-// ---- blocks and warps
-// ------------------------------------------------------------------------------------------------
+// ---- blocks and warps ---------------------------------------------------------------------------
 static inline void __syncthreads() { emulator::meet_at_barrier(0, 0); }
 static inline int __syncthreads_or(int x) { return emulator::block_vote(x != 0, false) != 0; }
 static inline int __syncthreads_and(int x) { return emulator::block_vote(x != 0, true) != 0; }
 static inline int __syncthreads_count(int x) { return static_cast<int>(emulator::block_vote(x != 0, false)); }
-static inline void __syncwarp(unsigned mask = ~0u) {
-  emulator::together("syncwarp", mask, nullptr, [](void* const*, unsigned) {});
-}
+static inline void __syncwarp(unsigned mask = ~0u) { emulator::synchronise_lanes(mask); }
 static inline unsigned __ballot_sync(unsigned mask, int x) {
   return emulator::reduce(emulator::Reduce::ballot, mask, x != 0);
 }
@@ -115,8 +110,7 @@ EMULATED_SHUFFLE(__shfl_xor_sync, across)
 EMULATED_SHUFFLE(__shfl_up_sync, up)
 EMULATED_SHUFFLE(__shfl_down_sync, down)
 
-// ---- memory
-// ----------------------------------------------------------------------------------------------------------
+// ---- memory -------------------------------------------------------------------------------------
 template <class V>
 V __ldg(const V* address) {
   return *address;
@@ -129,17 +123,18 @@ template <class V>
 void __stcs(V* address, V value) {
   *address = value;
 }
+#define EMULATED_ATOMIC __attribute__((noinline, no_sanitize("thread")))
 static inline void __threadfence() {}
 static inline void __threadfence_block() {}
 template <class V, class W>
-V atomicAdd(V* address, W value) {  // one operating-system thread
+EMULATED_ATOMIC V atomicAdd(V* address, W value) {  // one operating-system thread
   emulator::give_way();
   const V before = *address;
   *address = before + static_cast<V>(value);
   return before;
 }
 template <class V, class W>
-V atomicMax(V* address, W value) {
+EMULATED_ATOMIC V atomicMax(V* address, W value) {
   emulator::give_way();
   const V before = *address;
   if (before < static_cast<V>(value)) *address = static_cast<V>(value);

@@ -46,7 +46,7 @@ class Emulator:
 
     @functools.cached_property
     def _runtime(self) -> list[Path]:
-        files = [HERE / f"{name}.cpp" for name in ("schedule", "memory", "matrices", "elements")]
+        files = [HERE / f"{name}.cpp" for name in ("schedule", "memory", "races", "matrices", "elements")]
         for file in files:
             self._compile("-O2", "-c", str(file), "-o", str(self.folder / f"{file.stem}.o"))
         return [self.folder / f"{file.stem}.o" for file in files]
@@ -70,9 +70,11 @@ class Emulator:
     @functools.lru_cache(maxsize=64)  # noqa: B019 - one emulator a session
     def _built(self, text: str, variant: Variant) -> Kernel:
         stem = f"{variant.symbol}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
-        file, library = self.folder / f"{stem}.cpp", self.folder / f"{stem}.so"
+        file, made, library = (self.folder / f"{stem}.{kind}" for kind in ("cpp", "o", "so"))
         file.write_text(text, encoding="utf-8")
-        self._compile("-O1", "-shared", str(file), *map(str, self._runtime), "-o", str(library))
+        # The calls that -fsanitize=thread puts in front of each access go to races.cpp; its library is not linked.
+        self._compile("-O1", "-fsanitize=thread", "-c", str(file), "-o", str(made))
+        self._compile("-shared", str(made), *map(str, self._runtime), "-o", str(library))
         return Kernel(variant, library)
 
 

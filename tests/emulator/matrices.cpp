@@ -68,7 +68,11 @@ void load_all(void* const* operands, u32) {
   const auto at = [&](u32 lane) -> Fragments& { return *static_cast<Fragments*>(operands[lane]); };
   for (u32 i = 0; i < at(0).count; ++i) {
     u16 matrix[8][8];
-    for (u32 row = 0; row < 8; ++row) std::memcpy(matrix[row], at_shared(at(8 * i + row).address, 16), 16);
+    for (u32 row = 0; row < 8; ++row) {
+      const u32 lane = 8 * i + row;
+      std::memcpy(matrix[row], at_shared(at(lane).address, 16), 16);
+      note_shared_read(at(lane).address, 16, lane);
+    }
     for (u32 lane = 0; lane < 32; ++lane) {
       const u32 row = lane / 4, column = 2 * (lane % 4);
       const bool turned = at(lane).transposed;
@@ -111,42 +115,48 @@ void multiply_all(void* const* operands, u32) {
     }
 }
 
-// ---- warpgroups
-// ------------------------------------------------------------------------------------------------------
+// ---- warpgroups ---------------------------------------------------------------------------------
 
-// Fills `to` with lines [from, from + count) of a described operand, 32 bytes of the summed dimension each.
-// `across`: the 128-byte lines run along the other dimension, each belongs to one step of the sum.
-void read_operand(float* to, u32 from, u32 count, u64 description, bool across, Element element) {
+// Calls visit(line, step, address) for lines [from, from + count) of a described operand, of 32 bytes of the
+// summed dimension each. `across`: the 128-byte lines run along the other dimension, each belongs to one step
+// of the sum.
+template <class Visit>
+void for_each_element(u32 from, u32 count, u64 description, bool across, u32 size, Visit&& visit) {
   const u32 start = (description & 0x3fff) << 4, leading = (description >> 16 & 0x3fff) << 4;
-  const u32 stride = (description >> 32 & 0x3fff) << 4, size = size_of(element), steps = 32 / size;
+  const u32 stride = (description >> 32 & 0x3fff) << 4;
   if (description >> 62 != 1 || (description >> 49 & 7)) fail("wgmma: only the 128-byte swizzle is emulated");
   for (u32 line = from; line < from + count; ++line)
-    for (u32 k = 0; k < steps; ++k) {
-      u32 address = across ? start + line / 64 * leading + line % 64 * 2 + k / 8 * stride + k % 8 * 128
-                           : start + line / 8 * stride + line % 8 * 128 + k * size;
-      address ^= (address >> 7 & 7) << 4;
-      u32 bits = 0;
-      std::memcpy(&bits, proxy_view(address, size), size);
-      *to++ = widen(bits, element);
+    for (u32 k = 0; k < 32 / size; ++k) {
+      const u32 place = across ? line / 64 * leading + line % 64 * 2 + k / 8 * stride + k % 8 * 128
+                               : line / 8 * stride + line % 8 * 128 + k * size;
+      const u32 address = start + place;
+      visit(line, k, address ^ (address >> 7 & 7) << 4);
     }
+}
+template <class Visit>
+void for_each_operand(const WarpgroupOperands& o, u32 warp, Visit&& visit) {
+  const auto visit_a = [&](u32 line, u32 k, u32 address) { visit(false, line % 16, k, address); };
+  const auto visit_b = [&](u32 line, u32 k, u32 address) { visit(true, line, k, address); };
+  for_each_element(warp % 4 * 16, 16, o.a, o.across_a, size_of(o.element_a), visit_a);
+  for_each_element(0, o.n, o.b, o.across_b, size_of(o.element_b), visit_b);
 }
 
 // D: lane / 4 (+ 8 in every second pair) is the row, 8 j + 2 (lane % 4) + e the column of element 4 j + 2
 // half + e.
 void run(const Multiplication& job, u32 warp) {
-  static float a[16][32], b[256 * 32];
+  static float a[16][32], b[256][32];
   const WarpgroupOperands& o = job.operands;
-  const u32 steps = 32 / size_of(o.element_a);
-  float lines[16 * 32];
-  read_operand(lines, 16 * (warp % 4), 16, o.a, o.across_a, o.element_a);
-  for (u32 i = 0; i < 16 * steps; ++i) a[i / steps][i % steps] = lines[i];
-  read_operand(b, 0, o.n, o.b, o.across_b, o.element_b);
-  const u32 each = o.n / 2;
+  const u32 size = size_of(o.element_a), each = o.n / 2;
+  for_each_operand(o, warp, [&](bool is_b, u32 line, u32 k, u32 address) {
+    u32 bits = 0;
+    std::memcpy(&bits, at_shared(address, size), size);
+    (is_b ? b : a)[line][k] = widen(bits, is_b ? o.element_b : o.element_a);
+  });
   for (u32 row = 0; row < 16; ++row)
     for (u32 column = 0; column < o.n; ++column) {
       const u32 lane = row % 8 * 4 + column % 8 / 2, i = column / 8 * 4 + row / 8 * 2 + column % 2;
       float sum = 0;
-      for (u32 k = 0; k < steps; ++k) sum += a[row][k] * b[column * steps + k];
+      for (u32 k = 0; k < 32 / size; ++k) sum += a[row][k] * b[column][k];
       float& d = job.into->value[lane * each + i];
       d = o.accumulate ? d + sum : sum;
     }
@@ -179,6 +189,9 @@ void issue_all(void* const* operands, u32 mask) {
   Warp& warp = own_warp();
   Accumulators& into = take_accumulators(warp, operands);
   warp.multiplications.push_back(Multiplication{first, &into, false, warp.group});
+  for_each_operand(first, current->warp, [&](bool, u32, u32, u32 address) {
+    note_matrix_read(address, size_of(first.element_a), warp.group);
+  });
   if (timing == Timing::early) advance_multiplications(warp);
 }
 
@@ -197,6 +210,7 @@ void wait_all(void* const* operands, u32) {
     warp.accumulators.erase(into.home[0]);
   }
   warp.fenced = false;
+  if (pending < warp.group) acquire_matrices(static_cast<u32>(warp.group - pending));
 }
 
 }  // namespace

@@ -12,7 +12,6 @@ namespace emulator {
 namespace {
 
 alignas(1024) u8 arena[kArena];
-u8 view[kArena + kFirstAddress];  // by address: what the asynchronous proxy sees
 u8 garbage_kind;
 
 u32 static_size() { return static_cast<u32>(__stop_emulated_shared - __start_emulated_shared); }
@@ -26,6 +25,7 @@ u8 garbage(u32 i) {
 struct Meet {
   u32 threads, arrived, votes, result;
   std::vector<Fiber*> waiting;
+  Clock gathering, opened;
 };
 Meet meets[16];
 
@@ -33,6 +33,8 @@ void release(Meet& meet) {
   for (Fiber* fiber : meet.waiting) wake(*fiber);
   meet.result = meet.votes;
   meet.waiting.clear();
+  meet.opened = std::move(meet.gathering);
+  meet.gathering = Clock{};
   meet.arrived = meet.votes = 0;
 }
 
@@ -43,8 +45,15 @@ PhaseBarrier& barrier_at(u32 address) {
   return found->second;
 }
 
+PhaseBarrier& used_barrier(u32 address) {
+  PhaseBarrier& barrier = barrier_at(address);
+  note_shared_read(address, 8, current->lane);
+  return barrier;
+}
+
 void count_arrival(PhaseBarrier& barrier, u32 address) {
   if (--barrier.pending) return;
+  barrier.opened = barrier.gathering;
   barrier.pending = barrier.expected;
   ++barrier.phase;
   for (Fiber& fiber : block.fibers)
@@ -58,10 +67,10 @@ void land(const Copy& copy) {
 }
 
 void land_or_arrive(const Copy& copy) {
-  if (copy.arrival)
-    count_arrival(barrier_at(copy.to), copy.to);
-  else
-    land(copy);
+  if (!copy.arrival) return land(copy);
+  PhaseBarrier& barrier = barrier_at(copy.to);
+  join_clocks(barrier.gathering, copy.clock);
+  count_arrival(barrier, copy.to);
 }
 
 void forget_if_idle(Fiber& fiber) {
@@ -103,8 +112,8 @@ void clear_shared() {
   garbage_kind = static_cast<u8>(random_below(3));
   for (u32 i = 0; i < kArena; ++i) arena[i] = garbage(i);
   for (u32 i = 0; i < static_size(); ++i) __start_emulated_shared[i] = garbage(i);
-  for (u32 i = 0; i < sizeof(view); ++i) view[i] = garbage(i);
   for (Meet& meet : meets) meet = Meet{};
+  clear_clocks();
   if (dynamic_address() + shared_size > kArena) fail("%u bytes of shared memory are too many", shared_size);
 }
 
@@ -130,14 +139,16 @@ u8* at_shared(u32 address, u32 bytes) {
   fail("shared address 0x%x: %u bytes there are outside of the block's shared memory", address, bytes);
 }
 
-void fence_proxy() {
-  std::memcpy(view + dynamic_address(), arena, shared_size);
-  std::memcpy(view + kFirstAddress, __start_emulated_shared, static_size());
-  give_way();
-}
-const u8* proxy_view(u32 address, u32 bytes) {
-  at_shared(address, bytes);
-  return view + address;
+void access(const void* at, u32 bytes, bool write) {
+  const u8* p = static_cast<const u8*>(at);
+  const bool dynamic = p >= arena && p < arena + kArena;
+  if (!dynamic && !(p >= __start_emulated_shared && p < __stop_emulated_shared)) return;
+  if (random_below(16) == 0) give_way();
+  const u32 address = to_shared(p);
+  if (write)
+    note_shared_write(address, bytes);
+  else
+    note_shared_read(address, bytes, current->lane);
 }
 
 void meet_at_barrier(u32 id, u32 threads) {
@@ -146,12 +157,15 @@ void meet_at_barrier(u32 id, u32 threads) {
   if (meet.arrived && meet.threads != threads)
     fail("bar.sync %u: %u and %u threads", id, meet.threads, threads);
   meet.threads = threads;
+  release_to(meet.gathering);
   if (++meet.arrived == (threads ? threads : block.live)) {
     release(meet);
-    return give_way();
+    give_way();
+  } else {
+    meet.waiting.push_back(&self());
+    wait("barrier %u of %u threads (0: all)", id, threads);
   }
-  meet.waiting.push_back(&self());
-  wait("barrier %u of %u threads (0: all)", id, threads);
+  acquire_from(meet.opened);
 }
 void release_ended() {
   for (Meet& meet : meets)
@@ -165,19 +179,23 @@ u32 block_vote(u32 value, bool all) {
 }
 
 void barrier_init(u32 address, u32 arrivals) {
+  note_shared_write(address, 8);
   at_shared(address, 8);
-  block.barriers[address] = PhaseBarrier{arrivals, arrivals, 0};
+  block.barriers[address] = PhaseBarrier{arrivals, arrivals, 0, {}, {}};
 }
 void barrier_arrive(u32 address) {
-  count_arrival(barrier_at(address), address);
+  PhaseBarrier& barrier = used_barrier(address);
+  release_to(barrier.gathering);
+  count_arrival(barrier, address);
   give_way();
 }
 bool barrier_test(u32 address, u32 parity) {
-  PhaseBarrier& barrier = barrier_at(address);
+  PhaseBarrier& barrier = used_barrier(address);
   const auto passed = [&] { return (barrier.phase & 1) != parity; };
   give_way();
   if (!passed())
     wait("mbarrier 0x%x, parity %u (phase %u)", address, parity, static_cast<u32>(barrier.phase));
+  if (passed()) acquire_from(barrier.opened);
   return passed();
 }
 
@@ -185,18 +203,20 @@ void copy_async(u32 to, const void* from, u32 size, u32 bytes) {
   at_shared(to, size);
   if (bytes > size) fail("cp.async of %u bytes with %u real ones", size, bytes);
   if (bytes && reinterpret_cast<u64>(from) % size) fail("cp.async of %u bytes from %p", size, from);
-  issue(Copy{false, to, size, bytes, from});
+  note_copy(to, size);
+  issue(Copy{false, to, size, bytes, from, {}});
   give_way();
 }
 void arrive_after_copies(u32 address, bool counted) {
-  PhaseBarrier& barrier = barrier_at(address);
+  PhaseBarrier& barrier = used_barrier(address);
   if (!counted) ++barrier.pending;
-  issue(Copy{true, address, 0, 0, nullptr});
+  issue(Copy{true, address, 0, 0, nullptr, release_copies()});
   give_way();
 }
 void finish_copies() {
   Fiber& me = self();
   while (!me.copies.empty()) advance_to_arrival(me);
+  acquire_copies();
 }
 
 bool advance_copies(bool needed) {

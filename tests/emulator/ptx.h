@@ -16,16 +16,14 @@ Registers<T, 1 + sizeof...(More)> registers(T& first, More&... more) {
   return {{&first, &more...}};
 }
 
-// ---- the launch
-// ------------------------------------------------------------------------------------------------------
+// ---- the launch ---------------------------------------------------------------------------------
 inline void griddepcontrol_wait() {}
 inline void griddepcontrol_launch_dependents() {}
 inline void setmaxnreg_inc_sync_aligned_u32(u32) {}
 inline void setmaxnreg_dec_sync_aligned_u32(u32) {}
 inline void trap() { fail("trap"); }
 
-// ---- arithmetic
-// ------------------------------------------------------------------------------------------------------
+// ---- arithmetic ---------------------------------------------------------------------------------
 inline float flush(float x) { return __builtin_fabsf(x) < 0x1p-126f ? __builtin_copysignf(0.0f, x) : x; }
 inline void ex2_approx_ftz_f32(float& y, float x) { y = flush(__builtin_exp2f(flush(x))); }
 inline void lg2_approx_f32(float& y, float x) { y = __builtin_log2f(x); }
@@ -54,8 +52,7 @@ inline void cvt_rn_f16x2_e5m2x2(u32& y, u16 x) {
   y = narrow_two(widen(x >> 8, Element::e5m2), widen(x & 0xff, Element::e5m2), Element::f16, 16);
 }
 
-// ---- shared memory and barriers
-// --------------------------------------------------------------------------------------
+// ---- shared memory and barriers -----------------------------------------------------------------
 inline void cvta_to_shared_u64(u64& address, const void* pointer) { address = to_shared(pointer); }
 template <class V>
 void store_shared(u32 address, V value) {
@@ -104,8 +101,7 @@ inline void cp_async_mbarrier_arrive_noinc_shared_b64(u32 barrier) { arrive_afte
 inline void cp_async_mbarrier_arrive_shared_b64(u32 barrier) { arrive_after_copies(barrier, false); }
 inline void cp_async_wait_all() { finish_copies(); }
 
-// ---- matrices
-// --------------------------------------------------------------------------------------------------------
+// ---- matrices -----------------------------------------------------------------------------------
 template <int N>
 void load_fragments(Registers<u32, N> r, u32 address, u32 transposed) {
   u32 words[N];

@@ -26,28 +26,24 @@ extern Index3 block_index, block_size, grid_size;
 [[noreturn]] void fail(const char* format, ...) __attribute__((format(printf, 1, 2)));
 void give_way();  // often lets another thread run
 
-// ---- shared memory, by its 32-bit address
-// ----------------------------------------------------------------------------
+// ---- shared memory, by its 32-bit address -------------------------------------------------------
 u8* dynamic_shared();
 u32 to_shared(const void* pointer);
 u8* at_shared(u32 address, u32 bytes);  // checked: inside, and a multiple of `bytes`
 
-// ---- barriers
-// --------------------------------------------------------------------------------------------------------
+// ---- barriers -----------------------------------------------------------------------------------
 void meet_at_barrier(u32 id, u32 threads);  // 0 threads: all that have not ended
 u32 block_vote(u32 value, bool all);        // __syncthreads_count, or whether all
 void barrier_init(u32 address, u32 arrivals);
 void barrier_arrive(u32 address);
 bool barrier_test(u32 address, u32 parity);  // waits for the next phase before it says no
 
-// ---- copies
-// ----------------------------------------------------------------------------------------------------------
+// ---- copies -------------------------------------------------------------------------------------
 void copy_async(u32 to, const void* from, u32 size, u32 bytes);  // `bytes` of them real, the rest zeros
 void arrive_after_copies(u32 barrier, bool counted);  // counted: the barrier expects it already (.noinc)
 void finish_copies();
 
-// ---- warps
-// -----------------------------------------------------------------------------------------------------------
+// ---- warps --------------------------------------------------------------------------------------
 // All lanes of `mask` come with their operands; the last one does the work for all. `what` has to be the
 // same.
 using Work = void (*)(void* const* operands, u32 mask);
@@ -58,12 +54,12 @@ struct ShuffleOperands {
   u64 value, result;
   u32 selector, width;
 };
+void synchronise_lanes(u32 mask);  // __syncwarp
 void shuffle(Shuffle kind, u32 mask, ShuffleOperands& operands);
 enum class Reduce { ballot, add, min, max, smin, smax, bits_and, bits_or, bits_xor };
 u32 reduce(Reduce kind, u32 mask, u32 value);
 
-// ---- matrices
-// --------------------------------------------------------------------------------------------------------
+// ---- matrices -----------------------------------------------------------------------------------
 enum class Element { bf16, f16, e4m3, e5m2 };
 float widen(u32 bits, Element element);
 u32 narrow(float x, Element element);  // to nearest, ties to even; 8-bit types saturate
@@ -95,8 +91,7 @@ void warpgroup_commit();
 void warpgroup_wait(u32 pending);
 void fence_proxy();  // what was written so far is seen by warpgroup_multiply
 
-// ---- the kernel, as the text's last lines give it
-// --------------------------------------------------------------------
+// ---- the kernel, as the text's last lines give it -----------------------------------------------
 extern const u32 params_size;
 void enter(const void* params);
 

@@ -55,8 +55,7 @@ u32 until_reorder;
 u8* stacks;
 u32 stacks_made;
 
-// ---- switching
-// -------------------------------------------------------------------------------------------------------
+// ---- switching ----------------------------------------------------------------------------------
 #if defined(__x86_64__)
 void* new_context(u8* top, void (*entry)()) {
   void** slot = reinterpret_cast<void**>(top) - 8;

@@ -2,6 +2,7 @@
 #pragma once
 #include <deque>
 #include <map>
+#include <string>
 #include <vector>
 
 #include "runtime.h"
@@ -12,10 +13,15 @@ constexpr u32 kArena = 256 * 1024, kFirstAddress = 1024;
 
 enum class Timing { early, random, late };  // of asynchronous work
 
+struct Clock {  // of what is ordered before: races.cpp
+  std::vector<u32> seen, fenced;
+};
+
 struct Copy {
   bool arrival;  // `to` is then a barrier
   u32 to, size, bytes;
   const void* from;
+  Clock clock;  // of an arrival
 };
 
 struct Fiber : Thread {
@@ -23,6 +29,8 @@ struct Fiber : Thread {
   const char* waits;  // for the report: a format for `about`
   u32 about[3];
   std::vector<Copy> copies;
+  Clock clock;
+  u32 copies_epoch;
 };
 
 struct Meeting {  // of lanes
@@ -55,6 +63,7 @@ struct Warp {
 struct PhaseBarrier {  // an mbarrier
   u32 expected, pending;
   u64 phase;
+  Clock gathering, opened;
 };
 
 struct Block {
@@ -85,6 +94,18 @@ void finish_block();
 
 void clear_shared();
 void check_shared();
-const u8* proxy_view(u32 address, u32 bytes);
+void access(const void* at, u32 bytes, bool write);  // by the kernel's text
+
+void clear_clocks();
+void release_to(Clock& to);
+void acquire_from(const Clock& from);
+Clock release_copies();
+void acquire_copies();
+void join_clocks(Clock& into, const Clock& from);
+void acquire_matrices(u32 groups);
+void note_shared_write(u32 address, u32 bytes);
+void note_shared_read(u32 address, u32 bytes, u32 lane);
+void note_copy(u32 address, u32 bytes);
+void note_matrix_read(u32 address, u32 bytes, u64 group);
 
 }  // namespace emulator
