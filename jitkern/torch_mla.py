@@ -32,15 +32,16 @@ def _run(
     k_cache: Any,
     block_table: Any,
     cache_seqlens: Any,
+    k_scale: Any,
+    q_scale: Any,
     softmax_scale: float | None,
     causal: bool,
     lse_base: float,
     number: int,
 ) -> tuple[Any, Any]:
+    operands, scales = (q, k_cache, block_table, cache_seqlens), {"k_scale": k_scale, "q_scale": q_scale}
     decode = mla_torch.find(number)
-    result: tuple[Any, Any] = decode.run(
-        q, k_cache, block_table, cache_seqlens, softmax_scale, causal, lse_base=lse_base
-    )
+    result: tuple[Any, Any] = decode.run(*operands, softmax_scale, causal, lse_base=lse_base, **scales)
     return result
 
 
@@ -59,7 +60,7 @@ _SCHEMAS = (
     ),
     (
         "mla_run(Tensor storage, Tensor q, Tensor k_cache, Tensor block_table, Tensor cache_seqlens,"
-        " float? softmax_scale, bool causal, float lse_base, int number) -> (Tensor, Tensor)",
+        " Tensor? k_scale, Tensor? q_scale, float? softmax_scale, bool causal, float lse_base, int number) -> (Tensor, Tensor)",
         _run,
         _run_fake,
     ),

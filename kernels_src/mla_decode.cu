@@ -11,11 +11,12 @@
 //
 // Launch: grid (tiles of kRows rows, parts, KV heads), block kThreads, sizeof(Shared) bytes of shared memory. A block
 // without work returns after one load.
-// Bytes moved: 2 kD a key, once for each tile (the tiles of a part run side by side and share the L2), Q and O.
+// Bytes moved: those of a key (2 kD, kD or 656), once for each tile (the tiles of a part run side by side and share the L2), Q and O.
 //
-// Holes (-D): JITKERN_ENTRY, JITKERN_T, JITKERN_D, JITKERN_DV, JITKERN_ROWS (of a tile); on a GPU also JITKERN_PACK
-// (elements moved by one access to Q and the cache), JITKERN_CHUNKS (ring slots of 16 tokens) and JITKERN_WARPGROUP: 1 for
-// warpgroup matrix instructions (sm_90a; 16, 32 or 64 rows), 0 for mma.sync (sm_80 and later; 16 or 32 rows).
+// Holes (-D): JITKERN_ENTRY, JITKERN_T, JITKERN_D, JITKERN_DV, JITKERN_CACHE (what a token of the cache is made of, see
+// mla_cache.cuh), JITKERN_ROWS (of a tile); on a GPU also JITKERN_PACK (elements of T moved by one access to Q and the
+// cache), JITKERN_CHUNKS (ring slots of 16 tokens) and JITKERN_WARPGROUP: 1 for warpgroup matrix instructions (sm_90a; 16,
+// 32 or 64 rows), 0 for mma.sync (sm_80 and later; 16 or 32 rows).
 
 // What the branches share comes first: a flattened text holds each header once.
 #include "include/mla_params.cuh"

@@ -131,3 +131,31 @@ def _assert_close(name: str, got: torch.Tensor, want: torch.Tensor, atol: float,
     if norm > 0:
         off = 1 - 2 * (got * want).sum() / norm
         assert off < cosine, f"{name}: cosine difference {off:.3g}, allowed {cosine}"
+
+
+@dataclass
+class Coded:
+    """A step whose cache holds codes, and the same step with the values that they stand for."""
+
+    step: Step
+    values: Step
+    k_scale: torch.Tensor | None
+
+
+def with_codes(step: Step, scale: float = 0.02) -> Coded:
+    """The cache as e4m3, all times one scale."""
+    codes = (step.k_cache.float() / scale).to(torch.float8_e4m3fn)
+    values = replace(step, k_cache=codes.to(WIDE) * torch.tensor(scale, dtype=torch.float32).to(WIDE))
+    return Coded(replace(step, k_cache=codes), values, torch.tensor([scale], device=step.q.device))
+
+
+def with_tokens(step: Step) -> Coded:
+    """The cache as tokens of 656 bytes: 512 e4m3, a float32 scale for each 128 of them, 64 bf16."""
+    latent, rope = step.k_cache[..., :512].float().unflatten(-1, (4, 128)), step.k_cache[..., 512:]
+    scale = latent.abs().amax(-1, keepdim=True) / 448
+    codes = (latent / scale).to(torch.float8_e4m3fn)
+    parts = (codes.flatten(-2), scale.squeeze(-1), rope.bfloat16())
+    packed = torch.cat([part.contiguous().view(torch.uint8) for part in parts], -1)
+    rounded = (codes.float() * scale).bfloat16()  # that a key is bf16 is part of the format
+    values = replace(step, k_cache=torch.cat([rounded.flatten(-2), rope.bfloat16()], -1).to(WIDE))
+    return Coded(replace(step, k_cache=packed), values, None)

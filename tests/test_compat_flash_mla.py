@@ -10,7 +10,7 @@ import torch
 
 from jitkern.compat.flash_mla import FlashMLASchedMeta, flash_mla_with_kvcache, get_mla_metadata
 from jitkern.errors import ArgumentError, UnsupportedError
-from tests.mla_oracle import Step, assert_decoded, make_step, reference
+from tests.mla_oracle import Step, assert_decoded, make_step, reference, with_codes, with_tokens
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -89,13 +89,38 @@ def test_as_sglang_does(device: str) -> None:
         assert_decoded(*call(step, metadata, splits[: rows + 1]), reference(step))
 
 
+@pytest.mark.parametrize("lazy", [True, False])
+def test_caches_of_codes(lazy: bool, device: str) -> None:
+    """vLLM's FP8 cache, queries of 8 bits among them, and FlashMLA's tokens of 656 bytes."""
+
+    def metadata(step: Step) -> tuple[object, object]:
+        return get_mla_metadata(is_fp8_kvcache=True) if lazy else get_mla_metadata(step.cache_seqlens, 16, 1)
+
+    coded = with_codes(make_step([300, 0, 64], 16, device=device))
+    scale = {"descale_k": coded.k_scale, "is_fp8_kvcache": True}
+    assert_decoded(*call(coded.step, *metadata(coded.step), **scale), reference(coded.values))
+    q, q_scale = coded.step.q.to(torch.float8_e4m3fn), torch.tensor([0.25], device=device)
+    coded.step.q, coded.values.q = q, q.to(torch.float64) * 0.25
+    out, lse = call(coded.step, *metadata(coded.step), descale_q=q_scale, **scale)
+    assert out.dtype == torch.bfloat16
+    assert_decoded(out, lse, reference(coded.values))
+    coded = with_tokens(make_step([300, 0, 64], 16, device=device))
+    assert_decoded(*call(coded.step, *metadata(coded.step), is_fp8_kvcache=True), reference(coded.values))
+
+
 def test_what_there_is_not_is_refused(device: str) -> None:
     step = make_step([100], 16, device=device)
     meta, _ = get_mla_metadata()
-    with pytest.raises(UnsupportedError, match="dense bf16"):
-        get_mla_metadata(is_fp8_kvcache=True)
-    with pytest.raises(UnsupportedError, match="is_fp8_kvcache is given"):
+    with pytest.raises(UnsupportedError, match="topk=64; attention is dense here"):
+        get_mla_metadata(topk=64)
+    with pytest.raises(ArgumentError, match=r"is_fp8_kvcache=True, but k_cache is torch.bfloat16"):
         call(step, meta, is_fp8_kvcache=True)
+    with pytest.raises(ArgumentError, match="is_fp8_kvcache is a Tensor; expected a bool"):
+        call(step, meta, is_fp8_kvcache=torch.ones(1))
+    with pytest.raises(ArgumentError, match="queries of 8 bits go with such a cache"):
+        flash_mla_with_kvcache(step.q.to(torch.float8_e4m3fn), *step.operands()[1:], 512, meta)
+    with pytest.raises(ArgumentError, match="no scale beside the cache"):
+        call(step, get_mla_metadata()[0], descale_k=torch.ones(1, device=device))
     with pytest.raises(UnsupportedError, match="attn_sink, indices is given"):
         call(step, meta, indices=torch.zeros(1), attn_sink=torch.zeros(16))
     with pytest.raises(UnsupportedError, match="head_dim_v=256"):

@@ -25,7 +25,7 @@ def test_opcheck(device: str) -> None:
     plan = (storage, step.cache_seqlens, None, 2, number)
     torch.library.opcheck(torch.ops.jitkern.mla_plan.default, plan)
     torch.ops.jitkern.mla_plan(*plan)
-    run = (storage, *step.operands(), None, True, math.e, number)
+    run = (storage, *step.operands(), None, None, None, True, math.e, number)
     torch.library.opcheck(torch.ops.jitkern.mla_run.default, run)
 
 

@@ -3,7 +3,9 @@
 Both forms of the interface work. With a lazy object (``get_mla_metadata()``) the plan is made by the first call that
 gets the object, and later calls of the step reuse it. With tensors (``get_mla_metadata(cache_seqlens, ...)``, copied
 wherever the caller keeps them) every call plans anew from the lengths it is given: that costs some microseconds a
-layer, and is right whatever happened to the tensors since, in a graph and out of it. Dense bf16 and f16 only.
+layer, and is right whatever happened to the tensors since, in a graph and out of it.
+
+Caches may be bf16, f16, float8_e4m3fn with ``descale_k``, or FlashMLA's tokens of 656 bytes. Attention is dense.
 """
 
 from __future__ import annotations
@@ -12,7 +14,7 @@ import collections
 from typing import Any
 
 from jitkern.errors import ArgumentError, CaptureError, UnsupportedError
-from jitkern.ops import checks, mla_geometry, mla_plan
+from jitkern.ops import checks, mla_cache, mla_geometry, mla_plan
 from jitkern.ops.mla import MLADecode
 
 OP = "flash_mla_with_kvcache"
@@ -59,16 +61,15 @@ def get_mla_metadata(
         cache_seqlens: [batch] int32, on the device.
         num_q_tokens_per_head_k: query tokens times query heads per KV head.
         num_heads_k: KV heads.
-        num_heads_q, is_fp8_kvcache, topk: for sparse and FP8 caches, which there are none of here yet.
+        num_heads_q, is_fp8_kvcache: change nothing here.
+        topk: for sparse attention, which there is none of here.
 
     Returns:
         ``FlashMLASchedMeta, None``; or ``tile_scheduler_metadata`` [parts, 8] and ``num_splits`` [batch + 1].
     """
     op = "get_mla_metadata"
-    if is_fp8_kvcache or topk is not None:
-        raise UnsupportedError(
-            f"{op}: is_fp8_kvcache={is_fp8_kvcache}, topk={topk}; there are dense bf16 and f16 kernels only"
-        )
+    if topk is not None:
+        raise UnsupportedError(f"{op}: topk={topk}; attention is dense here")
     if cache_seqlens is None or num_q_tokens_per_head_k is None or num_heads_k is None:
         return FlashMLASchedMeta(), None
     import torch
@@ -95,40 +96,68 @@ def flash_mla_with_kvcache(
     causal: bool = False,
     is_fp8_kvcache: bool = False,
     indices: Any = None,
+    *,
+    descale_q: Any = None,
+    descale_k: Any = None,
     **others: Any,
 ) -> tuple[Any, Any]:
     """Attend over a paged latent cache.
 
     Args:
-        q: [batch, q_len, heads, 576]; bf16 or f16.
-        k_cache: [pages, page size, KV heads, 576]; any power of two as page size.
+        q: [batch, q_len, heads, 576]; bf16, f16, or float8_e4m3fn with a cache of that type.
+        k_cache: [pages, page size, KV heads, 576]; any power of two as page size; or 656 uint8 or float8_e4m3fn.
         block_table: [batch, columns] int32.
         cache_seqlens: [batch] int32, the query tokens counted in.
         head_dim_v: 512.
         tile_scheduler_metadata, num_splits: what :func:`get_mla_metadata` gave, or copies of it.
         softmax_scale: default ``576 ** -0.5``.
         causal: bottom-right mask.
-        is_fp8_kvcache, indices, others: FlashMLA's arguments for other caches; anything but their defaults is refused.
+        is_fp8_kvcache: whether the cache holds 8-bit codes.
+        descale_q, descale_k: float32 tensors of one element, as vLLM's build has them for float8_e4m3fn caches.
+        indices, others: FlashMLA's arguments for sparse attention; anything but their defaults is refused.
 
     Returns:
         ``out`` [batch, q_len, heads, 512] and ``softmax_lse`` [batch, heads, q_len] float32, natural logarithm, +inf
-        for rows without a key.
+        for rows without a key. bf16 for queries of 8 bits.
     """
-    wanted = {"is_fp8_kvcache": is_fp8_kvcache or None, "indices": indices, **others}
-    refused = sorted(name for name, value in wanted.items() if value is not None)
+    refused = sorted(name for name, value in {"indices": indices, **others}.items() if value is not None)
     if refused:
-        raise UnsupportedError(f"{OP}: {', '.join(refused)} is given; there are dense bf16 and f16 kernels only")
+        raise UnsupportedError(f"{OP}: {', '.join(refused)} is given; attention is dense here")
     checks.tensor(OP, "q", q, 4, "[batch, q_len, heads, head size]")
     checks.tensor(OP, "k_cache", k_cache, 4, "[pages, page size, KV heads, head size]")
     if head_dim_v != 512:
         raise UnsupportedError(f"{OP}: head_dim_v={head_dim_v}; expected 512")
+    _check_codes(q, k_cache, is_fp8_kvcache)
+    if q.element_size() == 1:
+        q = q.bfloat16()  # exact
     operands = (q, k_cache, block_table, cache_seqlens)
     if isinstance(tile_scheduler_metadata, FlashMLASchedMeta):
         decode = _lazy(tile_scheduler_metadata, num_splits, *operands, causal)
     else:
         decode = _from_tensors(tile_scheduler_metadata, num_splits, *operands)
         decode.plan(cache_seqlens, q_len=int(q.shape[1]))
-    return decode.run(*operands, softmax_scale, causal)
+    return decode.run(*operands, softmax_scale, causal, k_scale=descale_k, q_scale=descale_q)
+
+
+def _check_codes(q: Any, k_cache: Any, is_fp8_kvcache: Any) -> None:
+    import torch
+
+    if not isinstance(is_fp8_kvcache, bool):
+        raise ArgumentError(
+            f"{OP}: is_fp8_kvcache is a {type(is_fp8_kvcache).__name__}; expected a bool (give descale_q and descale_k"
+            " by name)"
+        )
+    codes = k_cache.element_size() == 1
+    if is_fp8_kvcache and not codes:
+        raise ArgumentError(f"{OP}: is_fp8_kvcache=True, but k_cache is {k_cache.dtype}")
+    if q.dtype == torch.float8_e4m3fn and k_cache.dtype != q.dtype:
+        raise ArgumentError(f"{OP}: q is {q.dtype}, k_cache is {k_cache.dtype}; queries of 8 bits go with such a cache")
+
+
+def _cache_dtype(q: Any, k_cache: Any) -> Any:
+    if k_cache.element_size() > 1:
+        return None if k_cache.dtype == q.dtype else k_cache.dtype
+    return mla_cache.PACKED if k_cache.shape[3] == mla_cache.PACKED_BYTES else k_cache.dtype
 
 
 def _config(q: Any, k_cache: Any, causal: bool = False) -> dict[str, Any]:
@@ -140,6 +169,7 @@ def _config(q: Any, k_cache: Any, causal: bool = False) -> dict[str, Any]:
         "causal": causal,
         "dtype": q.dtype,
         "device": q.device,
+        "cache_dtype": _cache_dtype(q, k_cache),
     }
 
 
@@ -147,6 +177,7 @@ def _make(config: dict[str, Any], capacity: int) -> MLADecode:
     return MLADecode(
         *(capacity, config["heads"], config["heads_k"], config["q_len"]),
         *(config["dtype"], config["device"], config["head_dim"], 512, config["page_size"]),
+        cache_dtype=config["cache_dtype"],
     )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from jitkern import launch
 from jitkern.errors import ArgumentError
-from jitkern.ops import checks, mla_checks, mla_geometry, mla_launch, mla_plan, mla_torch
+from jitkern.ops import checks, mla_cache, mla_checks, mla_geometry, mla_launch, mla_plan, mla_torch
 
 OP = "MLADecode.run"
 
@@ -27,6 +27,9 @@ class MLADecode:
         device: where all tensors are.
         head_dim, head_dim_v: 576 or 512, and 512: the values are the first columns of the keys.
         page_size: tokens of a page, a power of two.
+        cache_dtype: what the cache holds: ``None`` for ``dtype``; ``torch.float8_e4m3fn`` for e4m3 codes, all times one
+            ``k_scale``; ``"fp8_ds_mla"`` for tokens of 656 bytes: 512 e4m3 codes, four float32 scales, each of 128
+            codes, 64 bfloat16.
         empty_lse: L of a row that sees no key: ``+inf`` as FlashMLA has it, or ``-inf`` as merges like it.
         num_parts: workers that share the keys; default: what the device has.
         tuning: how requests are cut.
@@ -47,6 +50,7 @@ class MLADecode:
         head_dim_v: int = 512,
         page_size: int = 64,
         *,
+        cache_dtype: Any = None,
         empty_lse: float = math.inf,
         num_parts: int | None = None,
         tuning: Any = mla_plan.Tuning,
@@ -59,6 +63,8 @@ class MLADecode:
         self.dtype = torch.bfloat16 if dtype is None else dtype
         self.head_dim, self.head_dim_v, self.page_size = head_dim, head_dim_v, page_size
         mla_checks.shape("MLADecode", **vars(self))
+        self.cache_dtype = self.dtype if cache_dtype is None else cache_dtype
+        self.cache_format = mla_cache.of("MLADecode", cache_dtype, self.dtype, head_dim)
         if not math.isinf(empty_lse):
             raise ArgumentError(f"MLADecode: empty_lse={empty_lse!r}; expected inf or -inf")
         if num_parts is not None and not 1 <= num_parts <= mla_geometry.MAX_PARTS:
@@ -147,6 +153,8 @@ class MLADecode:
         lse: Any = None,
         lse_base: str | float = "e",
         *,
+        k_scale: Any = None,
+        q_scale: Any = None,
         plan: int | None = None,
         stream: Any = None,
     ) -> tuple[Any, Any]:
@@ -156,7 +164,8 @@ class MLADecode:
 
         Args:
             q: [batch, q_len, heads, head_dim], any strides, the last dimension contiguous.
-            k_cache: [pages, page_size, KV heads, head_dim], any strides, the last dimension contiguous.
+            k_cache: [pages, page_size, KV heads, head_dim], any strides, the last dimension contiguous. 656 uint8 (or
+                float8_e4m3fn) instead of head_dim for ``cache_dtype="fp8_ds_mla"``.
             block_table: [batch, columns] int32. Entries behind a request's last page are not read; keys on a page
                 outside the cache (-1, say) are masked, as are those beyond the table's columns.
             cache_seqlens: [batch] int32, as planned.
@@ -164,6 +173,8 @@ class MLADecode:
             causal: query token t sees the keys before ``length - (q_len - 1 - t)``.
             out, lse: where the results go; any strides with the last dimension of ``out`` contiguous.
             lse_base: base of ``lse``: ``"e"``, ``"2"``, ``"10"`` or a number.
+            k_scale, q_scale: float32 tensors of one element, read on the device: what the codes of a float8_e4m3fn
+                cache, and ``q``, are to be multiplied with; default 1.
             plan: number of the plan that this run belongs to; a later plan of the same object then raises.
             stream: as everywhere.
         """
@@ -171,12 +182,14 @@ class MLADecode:
 
         if torch.compiler.is_compiling():
             base = checks.lse_base(OP, lse_base)
-            traced = (self._plan.storage, q, k_cache, block_table, cache_seqlens)
+            traced = (self._plan.storage, q, k_cache, block_table, cache_seqlens, k_scale, q_scale)
             results = torch.ops.jitkern.mla_run(*traced, softmax_scale, causal, base, self._number_in_graphs)
             return self._copied(results, out, lse)
         mla_checks.operands(OP, self, q, k_cache, block_table, cache_seqlens, out, lse)
         batch, q_len = q.shape[:2]
         self._check_capacity(OP, batch, q_len)
+        if k_scale is not None or q_scale is not None:
+            mla_cache.scales(OP, self, k_scale, q_scale)
         mla_checks.planned(OP, self._planned, batch, q_len, plan)
         if out is None:
             out = torch.empty((batch, q_len, self.num_heads, self.head_dim_v), dtype=self.dtype, device=self.device)
@@ -188,12 +201,14 @@ class MLADecode:
         addresses = tuple(operand.data_ptr() for operand in operands)
         aligned = (addresses[2] | addresses[3]) % 16, addresses[0] % 8
         strides = tuple(operand.stride() for operand in operands[:5])
-        key = (batch, q_len, strides, k_cache.shape[0], block_table.shape[1], aligned, softmax_scale, causal, lse_base)
+        scales = tuple(0 if scale is None else scale.data_ptr() for scale in (k_scale, q_scale))
+        sizes = (batch, q_len, k_cache.shape[0], block_table.shape[1])
+        key = (sizes, strides, aligned, softmax_scale, causal, lse_base, scales)
         calls = self._calls.get(key)
         if calls is None:
             scale = self.head_dim**-0.5 if softmax_scale is None else float(softmax_scale)
             base = checks.lse_base(OP, lse_base)
-            calls = self._keep(key, mla_launch.bind(self, operands, scale, bool(causal), base, stream))
+            calls = self._keep(key, mla_launch.bind(self, operands, scale, bool(causal), base, scales, stream))
         for call in calls:
             launch.on(call, stream, *addresses)
         return out, lse

@@ -82,17 +82,17 @@ def operands(
 
     checks.tensor(op, "q", q, 4, "[batch, q_len, heads, head size]")
     batch, q_len = map(int, q.shape[:2])
-    heads, heads_k, d = made_for.num_heads, made_for.num_heads_k, made_for.head_dim
+    heads, heads_k, d, cache = made_for.num_heads, made_for.num_heads_k, made_for.head_dim, made_for.cache_format
     checks.same_shape(op, "q", q, (batch, q_len, heads, d), "[batch, q_len, heads, head size]", "the object")
     checks.tensor(op, "k_cache", k_cache, 4, "[pages, page size, KV heads, head size]")
-    expected = (int(k_cache.shape[0]), made_for.page_size, heads_k, d)
+    expected = (int(k_cache.shape[0]), made_for.page_size, heads_k, cache.width)
     checks.same_shape(op, "k_cache", k_cache, expected, "[pages, page size, KV heads, head size]", "the object")
     checks.tensor(op, "block_table", block_table, 2, "[batch, columns]")
     checks.same_shape(op, "block_table", block_table, (batch, int(block_table.shape[1])), "[batch, columns]", "q")
     lengths(op, cache_seqlens, made_for.device)
     checks.same_shape(op, "cache_seqlens", cache_seqlens, (batch,), "[batch]", "q")
     checks.dtype(op, "q", q, made_for.dtype)
-    checks.dtype(op, "k_cache", k_cache, made_for.dtype)
+    checks.dtype(op, "k_cache", k_cache, *(getattr(torch, name) for name in cache.dtypes))
     checks.dtype(op, "block_table", block_table, torch.int32)
     for name, value in (("q", q), ("k_cache", k_cache), ("block_table", block_table)):
         on_device(op, name, value, made_for.device)

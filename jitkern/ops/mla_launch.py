@@ -15,7 +15,7 @@ from jitkern.variants import Variant
 if TYPE_CHECKING:
     from jitkern.ops.mla import MLADecode
 
-_LAYOUT = "13P13q10i3fi"  # struct DecodeParams of kernels_src/include/mla_params.cuh
+_LAYOUT = "13P13q10i3fi2P"  # struct DecodeParams of kernels_src/include/mla_params.cuh
 _PATCH = "6P"
 _ALL_THREADS = 1 << 40  # bytes of work that make a CPU kernel use all threads
 _COMMON_ROWS = (16, 32, 64)
@@ -35,12 +35,16 @@ class _DecodeKernel(variants.Kernel):
                 yield Variant(self.name, tag, 8, tile.target, _constants(576, tile), backend)
 
 
-def _constants(head_dim: int, tile: mla_geometry.Tile) -> tuple[tuple[str, int | str], ...]:
+def _constants(
+    head_dim: int, tile: mla_geometry.Tile, cache: tuple[tuple[str, int], ...] = ()
+) -> tuple[tuple[str, int | str], ...]:
     warpgroup = int(tile.warpgroup)
-    return (("d", head_dim), ("rows", tile.rows), ("chunks", tile.chunks), ("warpgroup", warpgroup))
+    return (("d", head_dim), ("rows", tile.rows), ("chunks", tile.chunks), ("warpgroup", warpgroup), *cache)
 
 
-DECODE = variants.register(_DecodeKernel("mla_decode", {"d": 576, "rows": 16, "chunks": 8, "warpgroup": 0}, ()))
+DECODE = variants.register(
+    _DecodeKernel("mla_decode", {"d": 576, "rows": 16, "chunks": 8, "warpgroup": 0, "cache": 0}, ())
+)
 COMBINE = variants.register(
     variants.Kernel("mla_combine", {"d": 576}, tuple((tag, 4, (("d", 576),)) for tag in ("bf16", "f16")))
 )
@@ -55,7 +59,13 @@ def load(made: MLADecode) -> None:
 
 
 def bind(
-    made: MLADecode, operands: tuple[Any, ...], scale: float, causal: bool, base: float, stream: Any
+    made: MLADecode,
+    operands: tuple[Any, ...],
+    scale: float,
+    causal: bool,
+    base: float,
+    scales: tuple[int, ...],
+    stream: Any,
 ) -> tuple[launch.Call, launch.Call]:
     """The two launches of a run, with everything but the operands' addresses fixed."""
     q, cache = operands[2:4]
@@ -66,7 +76,7 @@ def bind(
     slots = min(batch, parts)
     join_units, join_tiles = mla_geometry.join_units(slots, heads * q_len, made._sizes)
     pack = 8 if on_cpu else _pack(q, cache)
-    values = _values(made, operands, scale, causal, base, (parts, join_units))
+    values = [*_values(made, operands, scale, causal, base, (parts, join_units)), *scales]
     grid = (-(-heads // made.num_heads_k * q_len // tile.rows), parts, made.num_heads_k)
     join_threads = 1 if on_cpu else mla_geometry.COMBINE_THREADS
     decode = launch.Call(
@@ -95,7 +105,8 @@ def bind(
 
 
 def _decode(made: MLADecode, tile: mla_geometry.Tile, pack: int, stream: int | None) -> loader.Function:
-    variant = Variant(DECODE.name, checks.tag(made), pack, tile.target, _constants(made.head_dim, tile), made.backend)
+    constants = _constants(made.head_dim, tile, made.cache_format.constants)
+    variant = Variant(DECODE.name, checks.tag(made), pack, tile.target, constants, made.backend)
     try:
         function = loader.get(variant, made._number, stream, dynamic_shared=tile.shared)
     except CaptureError:
@@ -119,8 +130,9 @@ def _combine(made: MLADecode, stream: int | None) -> loader.Function:
 
 
 def _byte_strides(value: Any) -> list[int]:
-    """Of the dimensions before the last that are stepped along, for two-byte elements."""
-    return [2 * stride for stride, n in zip(value.stride()[:3], value.shape[:3], strict=True) if n > 1]
+    """Of the dimensions before the last that are stepped along."""
+    size = value.element_size()
+    return [size * stride for stride, n in zip(value.stride()[:3], value.shape[:3], strict=True) if n > 1]
 
 
 def _pack(q: Any, cache: Any) -> int:

@@ -50,6 +50,19 @@ JITKERN_DEVICE void narrow(float x, e5m2& y) { y = narrow_float8_in_software<e5m
 #if JITKERN_ON_GPU
 // Two at a time, the first one in the low byte.
 template <class F>
+JITKERN_DEVICE void widen_float8_pair(u16 pair, float& first, float& second) {
+  first = widen(F{static_cast<u8>(pair)});
+  second = widen(F{static_cast<u8>(pair >> 8)});
+}
+#if __CUDA_ARCH__ >= 890
+template <>
+JITKERN_DEVICE void widen_float8_pair<e4m3>(u16 pair, float& first, float& second) {
+  u32 halves;
+  asm("cvt.rn.f16x2.e4m3x2 %0, %1;" : "=r"(halves) : "h"(pair));
+  widen_pair<f16>(halves, first, second);
+}
+#endif
+template <class F>
 JITKERN_DEVICE u16 narrow_float8_pair(float first, float second) {
   return static_cast<u16>(narrow_float8_in_software<F>(first).bits | narrow_float8_in_software<F>(second).bits << 8);
 }

@@ -185,7 +185,7 @@ JITKERN_DEVICE void accumulate(Result& out, Shared& s, const Place& me, Ring& ri
 JITKERN_DEVICE void store_row(const DecodeParams& p, const Piece& piece, i32 head_k, i32 r, const Place& me, float max,
                               float sum, const float (&out)[kStripeTiles][4], int half) {
   const bool empty = sum == 0.0f;
-  const float inverse = empty ? 0.0f : 1.0f / sum;
+  const float inverse = empty ? 0.0f : key_scale(p) / sum;
   const float lse = empty ? kMinusInfinity : max + log2_fast(sum);
   const int column = me.warp * kStripe + me.column;
   const bool writes_lse = me.warp == 0 && me.column == 0;
@@ -225,6 +225,7 @@ JITKERN_DEVICE void consume_piece(const DecodeParams& p, Shared& s, const Piece&
       __syncwarp();
       if (me.lane == 0) barrier_arrive(shared_address(&s.q_empty));
     }
+    const float scale = score_scale(p);
     i32 seen[2];
     for (int half = 0; half < 2; ++half) {
       const i32 r = min_of(first + 16 * me.tile + 8 * half + me.row, rows - 1);
@@ -234,7 +235,7 @@ JITKERN_DEVICE void consume_piece(const DecodeParams& p, Shared& s, const Piece&
       Scores scores;
       PerRow decay;
       score(scores, held, s, me, ring);
-      mask(scores, seen, s, me, ring, p.scale);
+      mask(scores, seen, s, me, ring, scale);
       weigh(scores, softmax, decay, s, me);
       rescale(out, decay);
       accumulate(out, s, me, ring);

@@ -48,7 +48,7 @@ JITKERN_DEVICE void score(Scores& scores, const Shared& s, const Place& me, Ring
 
 // Scales the scores, and sets those of keys that a row does not see to -inf.
 JITKERN_DEVICE void mask(const DecodeParams& p, Scores& scores, const Shared& s, const Piece& piece, i32 first,
-                         i32 block, const Place& me, Ring ring) {
+                         i32 block, const Place& me, Ring ring, float scale) {
   const u32 reached = s.reached[ring.slot + me.warp] >> me.token;
   const bool counts[2] = {(reached & 1) != 0, (reached >> 8 & 1) != 0};
   const i32 token = block * kBlockTokens + 16 * me.warp + me.token;
@@ -65,7 +65,7 @@ JITKERN_DEVICE void mask(const DecodeParams& p, Scores& scores, const Shared& s,
 #pragma unroll
       for (int half = 0; half < 2; ++half) {
         float& score = scores[4 * j + 2 * half + e];
-        score = counts[half] && token + 8 * half < end ? score * p.scale : kMinusInfinity;
+        score = counts[half] && token + 8 * half < end ? score * scale : kMinusInfinity;
       }
     }
 }
@@ -163,7 +163,7 @@ JITKERN_DEVICE void for_each_pair(const Result& out, int i, const Place& me, Sto
 JITKERN_DEVICE void store_row(const DecodeParams& p, const Piece& piece, i32 head_k, i32 r, bool real, float max,
                               float sum, const Result& out, int i, const Place& me) {
   const bool empty = sum == 0.0f;
-  const float inverse = empty ? 0.0f : 1.0f / sum;
+  const float inverse = empty ? 0.0f : key_scale(p) / sum;
   const float lse = empty ? kMinusInfinity : max + log2_fast(sum);
   const bool writes_lse = real && me.warp == 0 && me.token == 0;
   if (piece.partial_row == kDirect) {
@@ -208,12 +208,13 @@ JITKERN_DEVICE void consume_piece(const DecodeParams& p, Shared& s, const Piece&
   if (piece.begin < piece.end) {
     barrier_wait(shared_address(&s.q_full), q_parity);
     q_parity ^= 1;
+    const float scale = score_scale(p);
     for (i32 block = piece.begin; block < piece.end; ++block) {
       Scores scores;
       PerRow decay;
       score(scores, s, me, ring);
       if (block + 1 == piece.end && me.lane == 0) barrier_arrive(shared_address(&s.q_empty));
-      mask(p, scores, s, piece, first, block, me, ring);
+      mask(p, scores, s, piece, first, block, me, ring, scale);
       weigh(scores, softmax, decay, s, me);
       rescale(out, decay);
       accumulate(out, s, me, ring);

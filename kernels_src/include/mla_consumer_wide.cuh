@@ -118,7 +118,7 @@ JITKERN_DEVICE void accumulate(Result& out, Shared& s, const Place& me, Ring rin
 JITKERN_DEVICE void store_row(const DecodeParams& p, const Piece& piece, i32 head_k, i32 r, float max, float sum,
                               const Result& out, int half, const Place& me) {
   const bool empty = sum == 0.0f;
-  const float inverse = empty ? 0.0f : 1.0f / sum;
+  const float inverse = empty ? 0.0f : key_scale(p) / sum;
   const float lse = empty ? kMinusInfinity : max + log2_fast(sum);
   const int column = me.group * kOwnColumns + me.column;
   const bool writes_lse = me.group == 0 && me.column == 0;
@@ -148,6 +148,7 @@ JITKERN_DEVICE void consume_piece(const DecodeParams& p, Shared& s, const Piece&
   Result out = {};
   PerRow sums = {};
   if (piece.begin < piece.end) {
+    const float scale = score_scale(p);
     i32 seen[2];
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
@@ -161,7 +162,7 @@ JITKERN_DEVICE void consume_piece(const DecodeParams& p, Shared& s, const Piece&
       PerRow decay;
       score(scores, s, me, ring);
       if (block + 1 == piece.end && me.lane == 0) barrier_arrive(shared_address(&s.q_empty));
-      mask(scores, s, seen, me, ring, p.scale);
+      mask(scores, s, seen, me, ring, scale);
       weigh(scores, softmax, decay, s, me);
       rescale(out, decay);
       accumulate(out, s, me, ring);

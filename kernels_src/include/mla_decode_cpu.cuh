@@ -27,6 +27,29 @@ JITKERN_DEVICE void widen_row(const T* from, float* to) {
   for (int c = 0; c < kD; ++c) to[c] = widen(from[c]);
 }
 
+// A key as the GPU's matrix instructions get it. The one scale of a kScaled cache comes in later.
+#if JITKERN_CACHE
+JITKERN_DEVICE void widen_key(const u8* from, float* to) {
+  for (int c = 0; c < kCodes; ++c) to[c] = widen(e4m3{from[c]});
+  if constexpr (kCache == kTokens) {
+    float scales[kCodes / kScaleGroup];
+    __builtin_memcpy(scales, from + kCodes, sizeof(scales));
+    for (int c = 0; c < kCodes; ++c) {
+      T rounded;
+      narrow(to[c] * scales[c / kScaleGroup], rounded);
+      to[c] = widen(rounded);
+    }
+    for (int c = kCodes; c < kD; ++c) {
+      T element;
+      __builtin_memcpy(&element, from + kRopeByte + 2 * (c - kCodes), 2);
+      to[c] = widen(element);
+    }
+  }
+}
+#else
+JITKERN_DEVICE void widen_key(const T* from, float* to) { widen_row(from, to); }
+#endif
+
 JITKERN_DEVICE float dot(const float* a, const float* b) {
   constexpr int kLanes = 32;
   float lanes[kLanes] = {};
@@ -46,18 +69,18 @@ JITKERN_DEVICE void fetch_block(const DecodeParams& p, const Piece& piece, i32 h
     const i32 page = p.table[piece.request * p.table_stride + (token >> p.page_shift)];
     if (page < 0 || page >= p.pages) continue;
     const i32 slot = token & ((1 << p.page_shift) - 1);
-    widen_row(p.cache + page * p.page_stride + slot * p.slot_stride + head_k * p.cache_head_stride, w.keys[j]);
+    widen_key(p.cache + page * p.page_stride + slot * p.slot_stride + head_k * p.cache_head_stride, w.keys[j]);
     w.reached[j] = true;
   }
 }
 
-JITKERN_DEVICE void step(const DecodeParams& p, const float* q, i32 visible_here, const Workspace& w, RowState& state,
+JITKERN_DEVICE void step(float scale, const float* q, i32 visible_here, const Workspace& w, RowState& state,
                          float* out) {
   float weights[kBlockTokens];
   float max = state.max;
   const i32 n = min_of(visible_here, kBlockTokens);
   for (i32 j = 0; j < n; ++j) {
-    weights[j] = w.reached[j] ? dot(q, w.keys[j]) * p.scale : kMinusInfinity;
+    weights[j] = w.reached[j] ? dot(q, w.keys[j]) * scale : kMinusInfinity;
     max = weights[j] > max ? weights[j] : max;
   }
   const float shift = max == kMinusInfinity ? 0.0f : max;
@@ -76,7 +99,7 @@ JITKERN_DEVICE void step(const DecodeParams& p, const float* q, i32 visible_here
 JITKERN_DEVICE void store_row(const DecodeParams& p, const Piece& piece, i32 head_k, i32 r, RowState state,
                               const float* out) {
   const bool empty = state.sum == 0.0f;
-  const float inverse = empty ? 0.0f : 1.0f / state.sum;
+  const float inverse = empty ? 0.0f : key_scale(p) / state.sum;
   const float lse = empty ? kMinusInfinity : state.max + __builtin_log2f(state.sum);
   if (piece.partial_row == kDirect) {
     const Row row = row_of(p, head_k, r);
@@ -95,6 +118,7 @@ JITKERN_DEVICE void decode_tile(const DecodeParams& p, i32 tile, i32 part, i32 h
   Workspace w;
   const i32 first = tile * kRows;
   const i32 rows = min_of(kRows, p.group * p.q_len - first);
+  const float scale = score_scale(p);
   for_each_piece(p, p.plan.records[part], first + rows - 1, [&](const Piece& piece) {
     for (i32 r = 0; r < rows; ++r) {
       widen_row(p.q + at(p.q_stride, piece.request, row_of(p, head_k, first + r)), w.q[r]);
@@ -105,7 +129,7 @@ JITKERN_DEVICE void decode_tile(const DecodeParams& p, i32 tile, i32 part, i32 h
       fetch_block(p, piece, head_k, block, w);
       for (i32 r = 0; r < rows; ++r) {
         const i32 seen = visible(p, piece.length, row_of(p, head_k, first + r).token);
-        step(p, w.q[r], seen - block * kBlockTokens, w, w.state[r], w.out[r]);
+        step(scale, w.q[r], seen - block * kBlockTokens, w, w.state[r], w.out[r]);
       }
     }
     for (i32 r = 0; r < rows; ++r) store_row(p, piece, head_k, first + r, w.state[r], w.out[r]);

@@ -3,15 +3,9 @@
 // A row is one (query token, query head) of a request. The heads that share a KV head are stacked token major, head
 // minor: row r of KV head k is token r / group, head k group + r % group. A tile is kRows consecutive rows.
 #pragma once
-#ifndef JITKERN_T
-#define JITKERN_T jitkern::bf16
-#endif
-#include "include/dtype.cuh"
+#include "include/mla_cache.cuh"
 #include "include/mla_schedule.cuh"
 
-#ifndef JITKERN_D
-#define JITKERN_D 576
-#endif
 #ifndef JITKERN_DV
 #define JITKERN_DV 512
 #endif
@@ -22,7 +16,7 @@ using T = JITKERN_T;
 constexpr int kD = JITKERN_D;    // a key
 constexpr int kDV = JITKERN_DV;  // a value: the first kDV columns of the same key
 constexpr float kMinusInfinity = __builtin_bit_cast(float, 0xff800000u);
-static_assert(sizeof(T) == 2, "the latent cache is bf16 or f16");
+static_assert(sizeof(T) == 2, "queries and results are bf16 or f16");
 static_assert(kD % 32 == 0 && kDV % 64 == 0 && kDV <= kD, "columns are cut into steps of 32 and stripes of 64");
 
 struct Stride3 {  // in elements
@@ -33,7 +27,7 @@ struct DecodeParams {
   T* out;
   f32* lse;
   const T* q;
-  const T* cache;
+  const CacheElement* cache;
   const i32* table;
   const i32* lengths;
   f32* partial_out;  // [row of a split request's piece, head and token, kDV]
@@ -49,7 +43,20 @@ struct DecodeParams {
   f32 lse_unit;   // log(2) in the base of `lse`
   f32 empty_lse;  // L of a row that sees no key
   i32 join_units;  // stripes of rows that one block of the merge takes
+  const f32* k_scale;  // of a kScaled cache; null: 1
+  const f32* q_scale;  // likewise, of the queries
 };
+
+// The one scale of all keys, and so of all values.
+JITKERN_DEVICE float key_scale(const DecodeParams& p) {
+  if constexpr (kCache == kScaled) return p.k_scale != nullptr ? *p.k_scale : 1.0f;
+  return 1.0f;
+}
+// What a product of a query and a key has to be multiplied with.
+JITKERN_DEVICE float score_scale(const DecodeParams& p) {
+  if constexpr (kCache == kScaled) return p.scale * key_scale(p) * (p.q_scale != nullptr ? *p.q_scale : 1.0f);
+  return p.scale;
+}
 
 // A value that all lanes of a warp hold alike, told to the compiler: it then computes addresses and branches once a warp.
 JITKERN_DEVICE i32 uniform(i32 x) {

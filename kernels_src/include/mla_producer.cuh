@@ -5,6 +5,7 @@
 // times a NaN would still be a NaN.
 #pragma once
 // Included behind a tile header (mla_tile.cuh or mla_tile_wgmma.cuh), which says where rows go.
+#include "include/mla_producer_codes.cuh"
 #include "include/mla_ring.cuh"
 
 namespace jitkern {
@@ -71,18 +72,26 @@ JITKERN_DEVICE i32 first_page_of(const DecodeParams& p, const Record& record) {
   return some ? p.table[record.begin_request * p.table_stride + column] : -1;
 }
 
-JITKERN_DEVICE void fetch_keys(const DecodeParams& p, Shared& s, const Piece& piece, i32 head_k, i32 token, i32 page,
-                               Ring ring, int lane) {
+struct Key {
+  bool real;   // or there is nothing to read
+  i64 offset;  // in the cache; -1 if it is not real
+};
+JITKERN_DEVICE Key key_of(const DecodeParams& p, const Piece& piece, i32 head_k, i32 token, i32 page) {
   const bool real = token < piece.limit && static_cast<u32>(page) < static_cast<u32>(p.pages);
   const i64 slot = token & ((1 << p.page_shift) - 1);
   const i64 offset = real ? page * p.page_stride + slot * p.slot_stride + head_k * p.cache_head_stride : -1;
-  const u32 reached = __ballot_sync(~0u, real);
+  return Key{real, offset};
+}
+
+#if !JITKERN_CACHE
+JITKERN_DEVICE void fetch_keys(const DecodeParams& p, Shared& s, const Key& key, Ring ring, int lane) {
+  const u32 reached = __ballot_sync(~0u, key.real);
   barrier_wait(shared_address(&s.empty[ring.slot]), ring.parity ^ 1);
   const SharedAddress barrier = shared_address(&s.full[ring.slot]);
   fetch_rows(
       barrier, p.cache, lane,
       [&](int row) -> const T* {
-        const i64 mine = __shfl_sync(~0u, offset, row);
+        const i64 mine = __shfl_sync(~0u, key.offset, row);
         return mine >= 0 ? p.cache + mine : nullptr;
       },
       [&](int row, int line, int byte) { return key_place(s, ring.slot, row, line, byte); });
@@ -91,6 +100,16 @@ JITKERN_DEVICE void fetch_keys(const DecodeParams& p, Shared& s, const Piece& pi
     barrier_arrive(barrier);
   }
 }
+
+template <class NextKey>
+JITKERN_DEVICE void fetch_piece(const DecodeParams& p, Shared& s, const Piece& piece, Ring& ring, int lane,
+                                NextKey&& next_key) {
+  for (i32 block = piece.begin; block < piece.end; ++block) {
+    fetch_keys(p, s, next_key(), ring, lane);
+    ring = ahead(ring, kProducerWarps);
+  }
+}
+#endif
 
 JITKERN_DEVICE void produce(const DecodeParams& p, Shared& s, const Record& record, i32 first, i32 last, i32 head_k,
                             int warp, int lane) {
@@ -107,13 +126,13 @@ JITKERN_DEVICE void produce(const DecodeParams& p, Shared& s, const Record& reco
       q_parity ^= 1;
       fetch_queries(p, s, piece.request, head_k, first, warp, lane);
     }
-    for (i32 block = piece.begin; block < piece.end; ++block) {
+    fetch_piece(p, s, piece, ring, lane, [&] {
       const i32 next = page_of(p, piece, token + kBlockTokens);  // in flight while this chunk is fetched
-      fetch_keys(p, s, piece, head_k, token, page, ring, lane);
+      const Key key = key_of(p, piece, head_k, token, page);
       page = next;
       token += kBlockTokens;
-      ring = ahead(ring, kProducerWarps);
-    }
+      return key;
+    });
   });
 }
 

@@ -64,12 +64,29 @@ JITKERN_DEVICE bool barrier_test(SharedAddress barrier, u32 parity) {
 #endif
   return done;
 }
+// Whether the phase has ended by now, with no time spent on waiting.
+JITKERN_DEVICE bool barrier_passed(SharedAddress barrier, u32 parity) {
+  u32 done;
+  asm volatile("{ .reg .pred d; mbarrier.test_wait.parity.shared.b64 d, [%1], %2; selp.u32 %0, 1, 0, d; }"
+               : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+  return done;
+}
 JITKERN_DEVICE void barrier_wait(SharedAddress barrier, u32 parity) {
   while (!barrier_test(barrier, parity)) {
   }
 }
 JITKERN_DEVICE void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
+}
+
+JITKERN_DEVICE void store_shared(SharedAddress to, const u32 (&word)[4]) {
+  asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
+               : "memory");
+}
+
+JITKERN_DEVICE void load_shared(u32 (&word)[4], SharedAddress from) {
+  asm volatile("ld.shared.v4.u32 {%0,%1,%2,%3}, [%4];"
+               : "=r"(word[0]), "=r"(word[1]), "=r"(word[2]), "=r"(word[3]) : "r"(from) : "memory");
 }
 
 // One thread's copy to shared memory by the load path: 16, 8 or 4 bytes; zeros, and no access to `from`, if not `real`.
@@ -86,6 +103,13 @@ JITKERN_DEVICE void copy_async(SharedAddress to, const void* from, bool real) {
 // Arrives once this thread's earlier copy_async are done.
 JITKERN_DEVICE void barrier_arrive_after_copies(SharedAddress barrier) {
   asm volatile("cp.async.mbarrier.arrive.noinc.shared.b64 [%0];" ::"r"(barrier) : "memory");
+}
+
+// Copies also complete in groups: what was copied since the last commit is one, and a wait leaves the latest ones pending.
+JITKERN_DEVICE void copies_commit() { asm volatile("cp.async.commit_group;" ::: "memory"); }
+template <int Pending>
+JITKERN_DEVICE void copies_wait() {
+  asm volatile("cp.async.wait_group %0;" ::"n"(Pending) : "memory");
 }
 
 }  // namespace jitkern

@@ -184,6 +184,7 @@ void barrier_init(u32 address, u32 arrivals) {
   block.barriers[address] = PhaseBarrier{arrivals, arrivals, 0, {}, {}};
 }
 void barrier_arrive(u32 address) {
+  self().probed = 0;
   PhaseBarrier& barrier = used_barrier(address);
   release_to(barrier.gathering);
   count_arrival(barrier, address);
@@ -199,24 +200,53 @@ bool barrier_test(u32 address, u32 parity) {
   return passed();
 }
 
+// Says no at once; but to ask again with nothing done in between is to wait.
+bool barrier_probe(u32 address, u32 parity) {
+  if (self().probed == address) return barrier_test(address, parity);
+  PhaseBarrier& barrier = used_barrier(address);
+  give_way();
+  const bool passed = (barrier.phase & 1) != parity;
+  self().probed = passed ? 0 : address;
+  if (passed) acquire_from(barrier.opened);
+  return passed;
+}
+
 void copy_async(u32 to, const void* from, u32 size, u32 bytes) {
   at_shared(to, size);
   if (bytes > size) fail("cp.async of %u bytes with %u real ones", size, bytes);
   if (bytes && reinterpret_cast<u64>(from) % size) fail("cp.async of %u bytes from %p", size, from);
   note_copy(to, size);
-  issue(Copy{false, to, size, bytes, from, {}});
+  issue(Copy{false, static_cast<u32>(self().groups.size()), to, size, bytes, from, {}});
   give_way();
 }
 void arrive_after_copies(u32 address, bool counted) {
   PhaseBarrier& barrier = used_barrier(address);
   if (!counted) ++barrier.pending;
-  issue(Copy{true, address, 0, 0, nullptr, release_copies()});
+  issue(Copy{true, static_cast<u32>(self().groups.size()), address, 0, 0, nullptr, release_copies()});
   give_way();
 }
 void finish_copies() {
   Fiber& me = self();
   while (!me.copies.empty()) advance_to_arrival(me);
-  acquire_copies();
+  acquire_copies(end_copies_epoch());
+}
+void commit_copies() {
+  self().groups.push_back(end_copies_epoch());
+  give_way();
+}
+void wait_for_copies(u32 pending) {
+  give_way();
+  Fiber& me = self();
+  if (me.groups.size() <= pending) return;
+  const u32 done = static_cast<u32>(me.groups.size()) - pending;
+  if (!me.copies.empty()) {
+    const auto needed = std::stable_partition(me.copies.begin(), me.copies.end(),
+                                              [&](const Copy& copy) { return copy.group < done; });
+    std::for_each(me.copies.begin(), needed, land_or_arrive);
+    me.copies.erase(me.copies.begin(), needed);
+    forget_if_idle(me);
+  }
+  acquire_copies(me.groups[done - 1]);
 }
 
 bool advance_copies(bool needed) {

@@ -86,7 +86,7 @@ inline void fence_proxy_async_shared__cta() { fence_proxy(); }
 inline void mbarrier_init_shared_b64(u32 barrier, u32 arrivals) { barrier_init(barrier, arrivals); }
 inline void mbarrier_arrive_shared_b64(u64&, u32 barrier) { barrier_arrive(barrier); }
 inline void mbarrier_test_wait_parity_shared_b64(bool& done, u32 barrier, u32 parity) {
-  done = barrier_test(barrier, parity);
+  done = barrier_probe(barrier, parity);
 }
 inline void mbarrier_try_wait_parity_shared_b64(bool& done, u32 barrier, u32 parity) {
   done = barrier_test(barrier, parity);
@@ -100,6 +100,8 @@ inline void cp_async_ca_shared_global(u32 to, const void* from, u32 size, u32 by
 inline void cp_async_mbarrier_arrive_noinc_shared_b64(u32 barrier) { arrive_after_copies(barrier, true); }
 inline void cp_async_mbarrier_arrive_shared_b64(u32 barrier) { arrive_after_copies(barrier, false); }
 inline void cp_async_wait_all() { finish_copies(); }
+inline void cp_async_commit_group() { commit_copies(); }
+inline void cp_async_wait_group(u32 pending) { wait_for_copies(pending); }
 
 // ---- matrices -----------------------------------------------------------------------------------
 template <int N>

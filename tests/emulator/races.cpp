@@ -108,9 +108,10 @@ Clock release_copies() {
   ++me.clock.seen[me.number];
   return clock;
 }
-void acquire_copies() {
-  Fiber& me = self();
-  me.clock.seen[copies_id(me.number)] = me.copies_epoch++;
+u32 end_copies_epoch() { return self().copies_epoch++; }
+void acquire_copies(u32 epoch) {
+  u32& seen = self().clock.seen[copies_id(current->number)];
+  seen = std::max(seen, epoch);
 }
 void join_clocks(Clock& into, const Clock& from) {
   into.seen.resize(from.seen.size());

@@ -36,12 +36,15 @@ void meet_at_barrier(u32 id, u32 threads);  // 0 threads: all that have not ende
 u32 block_vote(u32 value, bool all);        // __syncthreads_count, or whether all
 void barrier_init(u32 address, u32 arrivals);
 void barrier_arrive(u32 address);
-bool barrier_test(u32 address, u32 parity);  // waits for the next phase before it says no
+bool barrier_test(u32 address, u32 parity);   // waits for the next phase before it says no
+bool barrier_probe(u32 address, u32 parity);  // does not
 
 // ---- copies -------------------------------------------------------------------------------------
 void copy_async(u32 to, const void* from, u32 size, u32 bytes);  // `bytes` of them real, the rest zeros
 void arrive_after_copies(u32 barrier, bool counted);  // counted: the barrier expects it already (.noinc)
 void finish_copies();
+void commit_copies();
+void wait_for_copies(u32 pending);  // all groups but the latest `pending`
 
 // ---- warps --------------------------------------------------------------------------------------
 // All lanes of `mask` come with their operands; the last one does the work for all. `what` has to be the

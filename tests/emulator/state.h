@@ -19,6 +19,7 @@ struct Clock {  // of what is ordered before: races.cpp
 
 struct Copy {
   bool arrival;  // `to` is then a barrier
+  u32 group;     // committed groups before it
   u32 to, size, bytes;
   const void* from;
   Clock clock;  // of an arrival
@@ -29,8 +30,10 @@ struct Fiber : Thread {
   const char* waits;  // for the report: a format for `about`
   u32 about[3];
   std::vector<Copy> copies;
+  std::vector<u32> groups;  // of copies that have been committed: the last epoch of each
   Clock clock;
   u32 copies_epoch;
+  u32 probed;  // the mbarrier that was last asked for its phase, and nothing done since
 };
 
 struct Meeting {  // of lanes
@@ -100,7 +103,8 @@ void clear_clocks();
 void release_to(Clock& to);
 void acquire_from(const Clock& from);
 Clock release_copies();
-void acquire_copies();
+void acquire_copies(u32 epoch);
+u32 end_copies_epoch();
 void join_clocks(Clock& into, const Clock& from);
 void acquire_matrices(u32 groups);
 void note_shared_write(u32 address, u32 bytes);
