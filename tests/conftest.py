@@ -11,9 +11,13 @@ import stat
 import warnings
 from collections.abc import Iterator
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import hypothesis
 import pytest
+
+if TYPE_CHECKING:
+    from tests.emulator.emulate import Emulator
 
 TESTS = Path(__file__).parent
 
@@ -93,6 +97,14 @@ def backend(request: pytest.FixtureRequest) -> str:
 def device(request: pytest.FixtureRequest) -> str:
     """Each kind of device."""
     return str(request.param)
+
+
+@pytest.fixture(scope="session")
+def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
+    """Runs the kernels' GPU branches on the CPU; keeps what it builds for the session."""
+    from tests.emulator.emulate import Emulator
+
+    return Emulator(tmp_path_factory.mktemp("emulator"))
 
 
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:

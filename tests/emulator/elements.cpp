@@ -34,9 +34,13 @@ float value_of(u32 bits, const Format& f) {
 
 struct Table {
   float value[4][65536];
+  u32 largest[4];  // the largest finite one, as bits
   Table() {
-    for (int t = 0; t < 4; ++t)
+    for (int t = 0; t < 4; ++t) {
       for (u32 i = 0; i < (t < 2 ? 65536u : 256u); ++i) value[t][i] = value_of(i, kFormats[t]);
+      largest[t] = (t < 2 ? 32768u : 128u) - 1;
+      while (!std::isfinite(value[t][largest[t]])) --largest[t];
+    }
   }
 };
 const Table& table() {
@@ -57,8 +61,7 @@ u32 narrow(float x, Element element) {
   int exponent = -1000;
   if (x != 0) std::frexp(std::fabs(x), &exponent);
   const int unit = std::max(exponent - 1, 1 - bias) - f.mantissa_bits;  // log2 of the last bit's worth
-  u32 largest = sign - 1;                                               // finite, as bits
-  while (!std::isfinite(widen(largest, element))) --largest;
+  const u32 largest = table().largest[static_cast<int>(element)];
   const double magnitude = std::nearbyint(std::ldexp(static_cast<double>(std::fabs(x)), -unit));
   u32 bits;
   if (std::isinf(x) || std::ldexp(magnitude, unit) > widen(largest, element)) {

@@ -1,0 +1,76 @@
+"""Ways to break the decode, one string of its text replaced each, and what the emulator has to say of them.
+
+Left out is what can be taken away unharmed, as another one on every path stands in for it: the values' wait for keys
+that the scores have waited for, one of two fences between the same writes and reads, with warpgroups up to 32 rows the
+wait for queries, whose copies come before those of keys in the same lanes.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+
+class Broken(NamedTuple):
+    """A broken kernel: ``old`` becomes ``new``, and the message of the error matches ``words``."""
+
+    what: str
+    old: str
+    new: str = ""
+    words: str = "race|nobody has written"
+
+
+MEET = "  consumers_meet();\n"
+FENCE = "  order_writes_before_matrix_reads();\n"
+WAIT = "  warpgroup_wait<0>();\n"
+GIVE_BACK = "if (me.lane == 0) barrier_arrive(shared_address(&s.empty[ring.slot]));"
+GIVE_BACK_ALL = "  if (me.lane < kBlockChunks) barrier_arrive(shared_address(&s.empty[ring.slot + me.lane]));\n"
+WAIT_FOR_CHUNKS = (
+    "for (int c = 0; c < kBlockChunks; ++c) barrier_wait(shared_address(&s.full[ring.slot + c]), ring.parity);\n"
+)
+REACHED, ARRIVE = "    s.reached[ring.slot] = reached;\n", "    barrier_arrive(barrier);\n"
+NO_FENCE, FORGOTTEN = "no fence.proxy.async", "race|without waiting|NaN|nobody"
+
+ALL = [
+    Broken("no wait for a free slot", "barrier_wait(shared_address(&s.empty[ring.slot]), ring.parity ^ 1);"),
+    Broken("queries replaced too early", "barrier_wait(shared_address(&s.q_empty), q_parity ^ 1);"),
+    Broken("arrival before the copies", "barrier_arrive_after_copies(barrier);", "barrier_arrive(barrier);"),
+    Broken("an arrival too few", "kFetchArrivals = 33", "kFetchArrivals = 32"),
+    Broken("mask stored behind the arrival", REACHED + ARRIVE, ARRIVE + REACHED),
+    Broken("barriers not there yet", "  block_barrier();\n  if (warp", "  if (warp", "race|initialised|nobody"),
+]
+NO_WAIT_FOR_QUERIES = Broken("no wait for queries", "barrier_wait(shared_address(&s.q_full), q_parity);")
+PLAIN = [
+    NO_WAIT_FOR_QUERIES,
+    Broken("no wait for keys", "barrier_wait(shared_address(&s.full[mine.slot]), mine.parity);"),
+    Broken("maxima: no barrier", f"{MEET}  PerRow block_max;", "  PerRow block_max;"),
+    Broken("weights: no barrier", f"    softmax.sum[half] = sum;\n  }}\n{MEET}", "    softmax.sum[half] = sum;\n  }\n"),
+    Broken("sums: no barrier", f"  {MEET}    gather_rows(sums", "    gather_rows(sums"),
+    Broken("slot given back while lanes read", f"    __syncwarp();\n    {GIVE_BACK}", f"    {GIVE_BACK}"),
+    Broken("slot never given back", GIVE_BACK, "", "deadlock"),
+    Broken("wrong rows of Q", "16 * me.tile + me.lane % 16;", "16 * me.tile + (me.lane + 1) % 16;", "off"),
+    Broken("wrong columns of V", "kStripe + me.lane / 16 * 8", "kStripe + (1 - me.lane / 16) * 8", "off"),
+]
+WARPGROUP = [
+    Broken("no wait for keys", WAIT_FOR_CHUNKS, ";"),
+    Broken("keys: no fence", f"{FENCE}  const Matrix keys", "  const Matrix keys", NO_FENCE),
+    Broken("maxima: no barrier", f"{MEET}  PerRow shift;", "  PerRow shift;"),
+    Broken("weights: no barrier", FENCE + MEET, FENCE),
+    Broken("weights: no fence", FENCE + MEET, MEET, NO_FENCE),
+    Broken("no wgmma.fence", "  warpgroup_begin();\n", "", "without wgmma.fence"),
+    Broken("no commit", "  warpgroup_commit();\n", "", FORGOTTEN),
+    Broken("no wait for the scores", WAIT + "}", "}", FORGOTTEN),
+    Broken("no wait for the values", WAIT + GIVE_BACK_ALL, GIVE_BACK_ALL, FORGOTTEN),
+    Broken("slot given back before the wait", WAIT + GIVE_BACK_ALL, GIVE_BACK_ALL + WAIT),
+    Broken("keys: another swizzle", "((byte / 16) ^ (number % 8))", "((byte / 16) ^ (number % 4))", "off"),
+    Broken("weights: another swizzle", "((token / 8) ^ (row % 8))", "((token / 8) ^ (row % 7))", "off"),
+]
+WIDE = [
+    NO_WAIT_FOR_QUERIES,
+    Broken("values: wrong panels", "* kPanelBytes, kPanelBytes)", "* kPanelBytes, kPanelBytes / 2)", "off|nobody"),
+    Broken("weights: no swizzle", "((word ^ (row % 8)) * 16)", "(word * 16)", "off"),
+]
+CASES = [
+    *(("sm_80", 16, case) for case in ALL + PLAIN),
+    *(("sm_90", 16, case) for case in ALL + WARPGROUP),
+    *(("sm_90", 64, case) for case in WIDE),
+]
