@@ -60,7 +60,8 @@ _SCHEMAS = (
     ),
     (
         "mla_run(Tensor storage, Tensor q, Tensor k_cache, Tensor block_table, Tensor cache_seqlens,"
-        " Tensor? k_scale, Tensor? q_scale, float? softmax_scale, bool causal, float lse_base, int number) -> (Tensor, Tensor)",
+        " Tensor? k_scale, Tensor? q_scale, float? softmax_scale, bool causal, float lse_base, int number)"
+        " -> (Tensor, Tensor)",
         _run,
         _run_fake,
     ),

@@ -156,7 +156,7 @@ def test_pages_that_do_not_exist_are_masked(kind: str, device: str) -> None:
 
 
 def test_wrong_caches_and_scales_are_refused(device: str) -> None:
-    with pytest.raises(UnsupportedError, match="cache_dtype='fp8'; expected None or torch.bfloat16"):
+    with pytest.raises(UnsupportedError, match=r"cache_dtype='fp8'; expected None or torch.bfloat16"):
         jitkern.MLADecode(1, 16, device=device, cache_dtype="fp8")
     with pytest.raises(UnsupportedError, match="float8_e5m2"):
         jitkern.MLADecode(1, 16, device=device, cache_dtype=torch.float8_e5m2)
@@ -172,14 +172,14 @@ def test_wrong_caches_and_scales_are_refused(device: str) -> None:
         mla.run(*operands, k_scale=0.5)
     with pytest.raises(ArgumentError, match=r"k_scale has shape \[2\]"):
         mla.run(*operands, k_scale=torch.ones(2, device=device))
-    with pytest.raises(ArgumentError, match="q_scale is torch.float64"):
+    with pytest.raises(ArgumentError, match=r"q_scale is torch.float64"):
         mla.run(*operands, q_scale=torch.ones(1, device=device, dtype=torch.float64))
-    with pytest.raises(ArgumentError, match="k_cache is torch.bfloat16; expected torch.float8_e4m3fn"):
+    with pytest.raises(ArgumentError, match=r"k_cache is torch.bfloat16; expected torch.float8_e4m3fn"):
         mla.run(operands[0], coded.values.k_cache.bfloat16(), *operands[2:])
     plain = jitkern.MLADecode(1, 16, device=device)
     plain.plan(coded.step.cache_seqlens)
     step = make_step([3], 16, device=device)
-    with pytest.raises(ArgumentError, match="no scale beside the cache; make it with cache_dtype=torch.float8_e4m3fn"):
+    with pytest.raises(ArgumentError, match=r"no scale beside the cache; make it with cache_dtype=torch.float8_e4m3fn"):
         plain.run(*step.operands(), k_scale=torch.ones(1, device=device))
 
 
