@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 
 from jitkern import compilers, sources, toolchain
 from jitkern.errors import ToolchainError
+from jitkern.kernel import cubin
 from jitkern.ops import register_all
 from jitkern.variants import Variant, registered
 
@@ -44,6 +47,24 @@ def test_narrow_packs_compile(dtype: str, pack: int) -> None:
         pytest.skip("8 floats are more than one access moves")
     variant = Variant("merge_attn_states", dtype, pack, "sm_75", (("d", 24),))
     assert compilers.get("nvrtc").compile(variant, sources.shipped(variant.kernel)).binary
+
+
+@pytest.mark.parametrize("target", TARGETS[1:])
+@pytest.mark.parametrize("cache", [1, 2])
+@pytest.mark.parametrize("pack", [8, 1])
+def test_caches_of_codes_compile_and_keep_their_registers(target: str, cache: int, pack: int) -> None:
+    nvrtc_or_skip()
+    register_all()
+    for plain in registered()["mla_decode"].variants(target, "nvrtc"):
+        if plain.dtype != "bf16":
+            continue
+        variant = replace(plain, pack=pack, constants=(*plain.constants, ("cache", cache)))
+        text, spilled = sources.shipped("mla_decode"), []
+        for each in (plain, variant):
+            artifact = compilers.get("nvrtc").compile(each, text)
+            assert not artifact.log.strip(), artifact.log
+            spilled.append(cubin.resources(artifact.binary, each.symbol).local_bytes)
+        assert spilled[1] <= spilled[0] + 16, "a producer has no more registers than it has with a plain cache"
 
 
 def test_an_unknown_target_is_explained() -> None:

@@ -7,11 +7,11 @@
 // e4m3 fits into bf16 and f16 exactly. The one scale is left out of the keys and comes into the scores and the result; the
 // scales of a token's own groups come into its keys, which are rounded to T.
 #pragma once
-#include "include/float8.cuh"
-
 #ifndef JITKERN_T
 #define JITKERN_T jitkern::bf16
 #endif
+#include "include/float8.cuh"
+
 #ifndef JITKERN_D
 #define JITKERN_D 576
 #endif

@@ -1,6 +1,7 @@
 // Shared memory, the barriers in it, and copies to it.
 #include <algorithm>
 #include <cstring>
+#include <utility>
 
 #include "state.h"
 
@@ -202,7 +203,7 @@ bool barrier_test(u32 address, u32 parity) {
 
 // Says no at once; but to ask again with nothing done in between is to wait.
 bool barrier_probe(u32 address, u32 parity) {
-  if (self().probed == address) return barrier_test(address, parity);
+  if (std::exchange(self().probed, 0) == address) return barrier_test(address, parity);
   PhaseBarrier& barrier = used_barrier(address);
   give_way();
   const bool passed = (barrier.phase & 1) != parity;
