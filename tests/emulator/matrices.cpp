@@ -1,5 +1,4 @@
 // Matrix instructions: by the lanes of a warp, and by warpgroups on described shared memory.
-#include <cmath>
 #include <cstring>
 #include <limits>
 
@@ -33,8 +32,7 @@ float element_of(u32 word, u32 i, Element element) {
                                : widen(word >> 8 * i & 0xff, element);
 }
 
-// Register `i` of A holds row lane / 4 (+ 8 in the odd ones) and columns from word lane % 4 (+ 4 in the later
-// two).
+// Register `i` of A holds row lane / 4 (odd: + 8) and the columns from word lane % 4 (later two: + 4).
 void multiply_all(void* const* operands, u32) {
   const auto at = [&](u32 lane) -> MultiplyOperands& {
     return *static_cast<MultiplyOperands*>(operands[lane]);
