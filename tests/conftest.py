@@ -107,6 +107,17 @@ def emulator(tmp_path_factory: pytest.TempPathFactory) -> Emulator:
     return Emulator(tmp_path_factory.mktemp("emulator"))
 
 
+@pytest.fixture
+def one_thread() -> Iterator[None]:
+    """Small tensors only: torch's threads would wait for each other longer than they work."""
+    import torch
+
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
+
+
 def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
     """Print what tests measured without judging it: `record_property("measured", "...")`."""
     reports = [r for group in terminalreporter.stats.values() for r in group if hasattr(r, "user_properties")]

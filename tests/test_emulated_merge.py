@@ -11,6 +11,7 @@ from tests.emulator.emulate import Emulator
 from tests.merge_oracle import assert_merged, random_states
 from tests.states_oracle import assert_states, random_partials
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
 
 

@@ -14,6 +14,7 @@ from tests.emulator.device import EmulatedDevice
 from tests.emulator.emulate import Emulator
 from tests.mla_oracle import Step, assert_decoded, make_step, reference
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 LENGTHS = [0, 1, 15, 63, 64, 65, 200]
 TILES = [("sm_80", 16), ("sm_80", 32), ("sm_90", 16), ("sm_90", 32), ("sm_90", 64)]
 

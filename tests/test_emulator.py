@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 import struct
 
 import pytest
@@ -16,28 +17,25 @@ from tests.emulator.translate import translated
 from tests.mla_oracle import Step, assert_decoded, make_step, reference
 from tests.test_emulated_mla import decode
 
+pytestmark = pytest.mark.usefixtures("one_thread")
 SEEDS = range(3)  # asynchronous work early, at random, late
 
 
-@pytest.fixture(scope="module")
-def steps() -> dict[int, tuple[Step, tuple[torch.Tensor, torch.Tensor]]]:
-    made = {}
-    for rows in (16, 64):
-        step = make_step([15, 330], rows // 2, q_len=2, page_size=64)
-        made[rows] = step, reference(step, True)
-    return made
+@functools.cache
+def step_of(rows: int) -> tuple[Step, tuple[torch.Tensor, torch.Tensor]]:
+    step = make_step([15, 330], rows // 2, q_len=2, page_size=64)
+    return step, reference(step, True)
 
 
 @pytest.mark.parametrize(("target", "rows", "case"), CASES, ids=[f"{t}-{r}-{case.what}" for t, r, case in CASES])
 def test_a_broken_kernel_is_seen_with_every_seed(
     emulator: Emulator,
     monkeypatch: pytest.MonkeyPatch,
-    steps: dict[int, tuple[Step, tuple[torch.Tensor, torch.Tensor]]],
     target: str,
     rows: int,
     case: Broken,
 ) -> None:
-    step, expected = steps[rows]
+    step, expected = step_of(rows)
     device = EmulatedDevice(emulator, target, monkeypatch)
     device.patches = {"mla_decode": [(case.old, case.new)]}
     for device.seed in SEEDS:
@@ -91,6 +89,7 @@ def test_barriers_shuffles_and_votes(emulator: Emulator) -> None:
         ("copy_async<16>(shared_address(words) + 4, p.out, true);", "is no multiple of 16"),
         ("copy_async<4>(shared_address(words) + 1024, p.out, true);", "outside of the block's shared memory"),
         ("copy_async<4>(shared_address(words + thread), p.out, true); p.out[thread] = words[thread];", "race"),
+        ("*reinterpret_cast<float4*>(p.out + 1) = float4{};", "small.cu:8: .* which is no multiple of 16"),
         ('asm volatile("trap;");', "trap"),
     ],
 )  # fmt: skip

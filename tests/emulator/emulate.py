@@ -14,6 +14,8 @@ from __future__ import annotations
 import ctypes
 import functools
 import hashlib
+import re
+import shutil
 import subprocess
 from collections.abc import Iterable
 from pathlib import Path
@@ -26,6 +28,8 @@ HERE = Path(__file__).parent
 TIMINGS = ("early", "random", "late")
 Size = tuple[int, int, int]
 _OPTIONS = ["-std=c++17", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-w", f"-I{HERE}"]
+# What these put in front of each access is a call, which goes to races.cpp; their libraries are not linked.
+_CHECKS = ["-fsanitize=thread", "-fsanitize=alignment", "-fno-sanitize-recover=alignment"]
 _LAST_LINES = """
 namespace emulator {
 const u32 params_size = size_of_params(JITKERN_ENTRY);
@@ -46,7 +50,7 @@ class Emulator:
 
     @functools.cached_property
     def _runtime(self) -> list[Path]:
-        files = [HERE / f"{name}.cpp" for name in ("schedule", "memory", "races", "matrices", "elements")]
+        files = [HERE / f"{name}.cpp" for name in ("schedule", "memory", "races", "lanes", "matrices", "elements")]
         for file in files:
             self._compile("-O2", "-c", str(file), "-o", str(self.folder / f"{file.stem}.o"))
         return [self.folder / f"{file.stem}.o" for file in files]
@@ -72,8 +76,7 @@ class Emulator:
         stem = f"{variant.symbol}_{hashlib.sha256(text.encode()).hexdigest()[:12]}"
         file, made, library = (self.folder / f"{stem}.{kind}" for kind in ("cpp", "o", "so"))
         file.write_text(text, encoding="utf-8")
-        # The calls that -fsanitize=thread puts in front of each access go to races.cpp; its library is not linked.
-        self._compile("-O1", "-fsanitize=thread", "-c", str(file), "-o", str(made))
+        self._compile("-O1", "-g1", *_CHECKS, "-c", str(file), "-o", str(made))
         self._compile("-shared", str(made), *map(str, self._runtime), "-o", str(library))
         return Kernel(variant, library)
 
@@ -83,7 +86,7 @@ class Kernel:
 
     def __init__(self, variant: Variant, library: Path) -> None:
         self.variant = variant
-        self._library = ctypes.CDLL(str(library))
+        self._path, self._library = library, ctypes.CDLL(str(library))
 
     def run(
         self, params: bytes, grid: Size, block: Size, shared: int = 0, seed: int = 0, timing: str | None = None
@@ -106,4 +109,18 @@ class Kernel:
         message = ctypes.create_string_buffer(8192)
         launch = (ctypes.c_uint * 8)(*grid, *block, shared, when)
         if self._library.emulator_run(params, launch, ctypes.c_ulonglong(seed), message, len(message)):
-            raise EmulationError(f"{self.variant.name}, seed {seed}, {TIMINGS[when]}: {message.value.decode()}")
+            what, _, frames = message.value.decode().rpartition("\nat")
+            raise EmulationError(
+                f"{self.variant.name}, seed {seed}, {TIMINGS[when]}: {what}{self._lines(frames.split())}"
+            )
+
+    def _lines(self, frames: list[str]) -> str:
+        """Where the thread was that found the error, the innermost line first."""
+        command = shutil.which("addr2line")
+        if not command or not frames:
+            return ""
+        found = subprocess.run(
+            [command, "-i", "-e", str(self._path), *frames], capture_output=True, text=True, check=False
+        )
+        lines = [line for line in found.stdout.splitlines() if re.search(r"\.cuh?:\d", line)]
+        return "".join(f"\n  at {line[line.find('kernels_src') if 'kernels_src' in line else 0 :]}" for line in lines)

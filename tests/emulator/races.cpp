@@ -177,3 +177,17 @@ extern "C" void __tsan_write_range(void* at, unsigned long bytes) {
 extern "C" void __tsan_init() {}
 extern "C" void __tsan_func_entry(void*) {}
 extern "C" void __tsan_func_exit(void*) {}
+
+// A misaligned access, as -fsanitize=alignment reports it.
+namespace {
+struct Misaligned {
+  const char* file;
+  unsigned line, column;
+  const void* type;
+  unsigned char log2_alignment, kind;
+};
+}  // namespace
+extern "C" void __ubsan_handle_type_mismatch_v1_abort(Misaligned* what, unsigned long pointer) {
+  emulator::fail("%s:%u: an access to %#lx, which is no multiple of %u", what->file, what->line, pointer,
+                 1u << what->log2_alignment);
+}

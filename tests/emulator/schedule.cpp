@@ -1,4 +1,6 @@
 // Fibers, in an order that follows from the seed; and the launch.
+#include <execinfo.h>
+
 #include <cstdarg>
 #include <cstdio>
 #include <cstdlib>
@@ -8,6 +10,8 @@
 #if !defined(__x86_64__)
 #include <ucontext.h>
 #endif
+
+extern "C" const char __ehdr_start[] __attribute__((visibility("hidden")));  // where this library lies
 
 #if defined(__x86_64__)
 extern "C" void emulator_switch(void** from, void* to);
@@ -117,6 +121,20 @@ std::string report() {
   return text;
 }
 
+// Where the thread is, as offsets into this library: emulate.py finds their lines.
+std::string frames() {
+  void* at[32];
+  std::string text = "\nat";
+  const int count = current ? backtrace(at, 32) : 0;
+  const u8* base = reinterpret_cast<const u8*>(__ehdr_start);
+  for (int i = 0; i < count; ++i) {
+    char offset[32];
+    snprintf(offset, sizeof(offset), " %#lx", static_cast<unsigned long>(static_cast<u8*>(at[i]) - base - 1));
+    text += offset;
+  }
+  return text;
+}
+
 void go_on(Fiber* next) {
   if (++switches > kMostSwitches) fail("no end after %llu switches%s", switches, report().c_str());
   Fiber& me = self();
@@ -184,7 +202,7 @@ void fail(const char* format, ...) {
     if (current)
       snprintf(where, sizeof(where), "block (%u, %u, %u), thread %u: ", block_index.x, block_index.y,
                block_index.z, current->number);
-    failure = std::string(where) + text;
+    failure = std::string(where) + text + frames();
   }
   if (current) to_main();
   throw 0;
