@@ -180,7 +180,7 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         from jitkern.benches import plot
 
         title = f"merge_attn_states on {facts['device']}"
-        plot.roofline([plot.merge_panel(rows, ceiling, arguments.shapes)], title, arguments.out)
+        plot.roofline(plot.merge_panels(rows, ceiling), title, arguments.out)
     return {
         "rows": rows,
         "ratios": common.ratios(results),

@@ -8,7 +8,8 @@ from pathlib import Path
 from typing import Any
 
 _SIZES = {"float32": 4, "float16": 2, "bfloat16": 2}
-_OURS = {"linewidth": 2.2, "zorder": 3}
+BOTH = (".png", ".svg")
+_MOST_JOINED = 40  # points of a grid are a cloud: shapes of one size differ
 
 
 @dataclass(frozen=True)
@@ -26,10 +27,14 @@ def megabytes(row: dict[str, Any]) -> float:
     return float(3 * rows * row["d"] * _SIZES[row["dtype"]] + 12 * rows) / 1e6
 
 
-def merge_panel(rows: Sequence[dict[str, Any]], ceiling: float | None, title: str) -> Panel:
-    """Rows of the merge benchmark, with a column ``<peer> us`` for each peer."""
+def merge_panels(rows: Sequence[dict[str, Any]], ceiling: float | None) -> list[Panel]:
+    """Rows of the merge benchmark, with a column ``<peer> us`` for each peer: a panel for each dtype."""
     peers = [name.removesuffix(" us") for name in rows[0] if name.endswith(" us")]
-    return Panel(title, {peer: sorted(_points(rows, f"{peer} us")) for peer in peers}, ceiling)
+    panels = []
+    for dtype in dict.fromkeys(row["dtype"] for row in rows):
+        some = [row for row in rows if row["dtype"] == dtype]
+        panels.append(Panel(dtype, {peer: sorted(_points(some, f"{peer} us")) for peer in peers}, ceiling))
+    return panels
 
 
 def _points(rows: Sequence[dict[str, Any]], column: str) -> list[tuple[float, float]]:
@@ -56,50 +61,56 @@ def _has(row: dict[str, Any], library: str, figure: str) -> bool:
     return row["library"] == library and bool(row.get(figure))
 
 
-def save(figure: Any, stem: Path) -> list[Path]:
+def save(figure: Any, stem: Path, kinds: Sequence[str] = BOTH) -> list[Path]:
     """Write PNG and SVG; the same figure gives the same bytes. Returns the files."""
     import matplotlib
 
-    written = [stem.with_suffix(suffix) for suffix in (".png", ".svg")]
+    written = [stem.with_suffix(kind) for kind in kinds]
     with matplotlib.rc_context({"svg.hashsalt": "jitkern"}):  # else its ids are random, and there is a date
         for path in written:
             figure.savefig(path, dpi=150, metadata={"Date": None} if path.suffix == ".svg" else None)
     return written
 
 
-def roofline(panels: Sequence[Panel], title: str, stem: Path) -> list[Path]:
+def roofline(panels: Sequence[Panel], title: str, stem: Path, kinds: Sequence[str] = BOTH) -> list[Path]:
     """Bandwidth over bytes moved, one line a peer, under the measured ceiling. Returns the files written.
 
     Args:
         panels: two in a row.
         title: of the whole.
-        stem: PNG and SVG are named after it.
+        stem: the files are named after it.
+        kinds: their suffixes.
     """
     try:
         from matplotlib.figure import Figure
     except ImportError:
         return []
-    columns = min(len(panels), 2)
+    columns = 1 if len(panels) == 1 else 2
     lines = -(-len(panels) // columns)
-    figure = Figure(figsize=(8 if columns == 1 else 11, 4.5 * lines), layout="constrained")
-    places = figure.subplots(lines, columns, squeeze=False).flat
+    figure = Figure(figsize=(5.5 * columns + 2.5 * (columns == 1), 4.5 * lines), layout="constrained")
+    places = figure.subplots(lines, columns, squeeze=False).flatten()
+    shown: dict[str, Any] = {}
     for panel, axes in zip(panels, places, strict=False):
         draw(panel, axes)
-    for unused in list(places)[len(panels) :]:
+        shown |= {label: line for line, label in zip(*axes.get_legend_handles_labels(), strict=True)}
+    for unused in places[len(panels) :]:
         unused.remove()
+    figure.legend(shown.values(), shown.keys(), loc="outside lower center", ncols=4, fontsize="small")
     figure.suptitle(title)
-    return save(figure, stem)
+    return save(figure, stem, kinds)
 
 
 def draw(panel: Panel, axes: Any) -> None:
     """One panel. A peer keeps its colour in every panel, whichever others are there."""
     for number, (name, points) in enumerate(panel.lines.items()):
         if points:
-            style = _OURS if name == "jitkern" else {"linewidth": 1.2}
+            style: dict[str, Any] = {"linewidth": 2.2, "zorder": 3} if name == "jitkern" else {"linewidth": 1.2}
+            if len(points) > _MOST_JOINED:
+                style |= {"linestyle": "", "alpha": 0.6}
             axes.plot(*zip(*points, strict=True), color=f"C{number}", marker="o", markersize=3, label=name, **style)
     if panel.ceiling:
         label = f"torch.add, {panel.ceiling:.0f} GB/s"
         axes.axhline(panel.ceiling, color="black", linestyle="--", linewidth=1, label=label)
     axes.set(xscale="log", xlabel="bytes moved, MB", ylabel="GB/s", title=panel.title)
+    axes.set_ylim(bottom=0)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize="small")
