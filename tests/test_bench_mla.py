@@ -13,7 +13,7 @@ from typing import Any
 import pytest
 import torch
 
-from jitkern import cli
+from jitkern import bench, cli
 from jitkern.benches import common, mla, mla_peers, mla_problem, plot
 from jitkern.benches.mla_problem import DV, SCALE, D, Problem, Shape
 from jitkern.errors import ArgumentError
@@ -61,7 +61,8 @@ def test_the_text_has_a_line_for_each_shape_and_the_ratios(
     few_shapes: None, capsys: pytest.CaptureFixture[str]
 ) -> None:
     assert cli.main(["bench", "mla", "--repeats", "1"]) == 0
-    said = capsys.readouterr().out
+    said, told = capsys.readouterr()
+    assert "2/2 (2, 130, 16, 2): jitkern " in told
     assert "100" in said
     assert "eager:" in said
     assert "geometric mean of 2" in said
@@ -115,6 +116,20 @@ def test_shapes_move_what_they_say() -> None:
     assert mla_problem.operations(shape) == 2 * 2 * 64 * 16 * (576 + 512)
     assert len(set(mla_problem.GRID)) == len(mla_problem.GRID) > 50
     assert max(map(mla_problem.traffic, mla_problem.GRID + mla_problem.BASELINE)) < 2e9
+
+
+def test_on_a_gpu_each_turn_is_a_call_and_a_graph_has_thirty(monkeypatch: pytest.MonkeyPatch) -> None:
+    graphs = []
+
+    def clock(calls: Any, rounds: int, repeats: int) -> float:
+        graphs.append(([call() for call in calls], rounds, repeats))
+        return 1.0
+
+    monkeypatch.setattr(bench, "gpu_microseconds", clock)
+    fake: Any = argparse.Namespace(turns=3, cache=argparse.Namespace(device=torch.device("cuda")))
+    assert mla._time(lambda i: 10 * i, fake, 5) == 1.0
+    assert mla._plan_time(lambda: 7, fake, 5) == 1.0
+    assert graphs == [([0, 10, 20], 10, 5), ([7], 30, 5)]
 
 
 # ---- peers' ops, as fakes that have the real names -------------------------------------------------------------------

@@ -24,6 +24,7 @@ from jitkern.benches import common
 from jitkern.benches.peers import MAKERS, Operands, Shape, rotating, traffic
 from jitkern.errors import ArgumentError
 from jitkern.prepare import prepare
+from jitkern.progress import Progress
 from jitkern.torch_ops import merge_attn_states
 
 F32, F16, BF16 = "float32", "float16", "bfloat16"
@@ -54,6 +55,7 @@ _ALONE = "flashinfer"  # its failed launches stick, and everything after them in
 _ALONE_SECONDS = 300
 _MISSING = (ImportError, KeyError, OSError, AttributeError)
 _CALLS = 30  # in a graph, at least
+_TELL_EVERY = 50  # shapes
 Call = Callable[[Operands], Any]
 
 
@@ -158,10 +160,15 @@ def _results(arguments: argparse.Namespace, shapes: list[Shape], device: str) ->
         names = [name for name in names if name in _PEERS_ON_CPU and (arguments.peers or name != "compile")]
     results: dict[str, dict[Shape, float]] = {name: {} for name in names}
     calls = _available([name for name in names if name != _ALONE])
-    for peer, shape, us in _measure_all(calls, shapes, common.repeats(arguments), device):
-        results[peer][shape] = us
-    if _ALONE in names:
-        results[_ALONE] = _in_a_process(_ALONE, arguments)
+    with Progress("jitkern bench merge", quiet=getattr(arguments, "json", False)) as say:
+        for peer, shape, us in _measure_all(calls, shapes, common.repeats(arguments), device):
+            results[peer][shape] = us
+            done = shapes.index(shape) + 1
+            if peer == "jitkern" and done % _TELL_EVERY == 0:
+                say(f"{done}/{len(shapes)} shapes")
+        if _ALONE in names:
+            say(f"{_ALONE}, in a process of its own")
+            results[_ALONE] = _in_a_process(_ALONE, arguments)
     return {peer: result for peer, result in results.items() if result}
 
 

@@ -25,6 +25,7 @@ from jitkern.benches import common, mla_peers, mla_problem
 from jitkern.benches.mla_problem import Problem, Shape
 from jitkern.errors import ArgumentError
 from jitkern.ops.mla_plan import Tuning
+from jitkern.progress import Progress
 
 PEERS = tuple(mla_peers.MAKERS)
 OURS = ("jitkern", "jitkern-pdl")
@@ -119,8 +120,11 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
     torch.manual_seed(0)
     bandwidth, rate = common.bandwidth(device), common.matrix_rate(device)
     rows: list[Row] = []
-    for shape in shapes:
-        rows += _rows(shape, peers, device, common.repeats(arguments))
+    with Progress("jitkern bench mla", quiet=getattr(arguments, "json", False)) as say:
+        for number, shape in enumerate(shapes, 1):
+            rows += (new := _rows(shape, peers, device, common.repeats(arguments)))
+            # The figures as well: a library that breaks the device takes the rest of the run with it, not these.
+            say(f"{number}/{len(shapes)} {tuple(shape)}: {_told(new)}")
     for row in rows:
         shape = Shape(*(row[name] for name in Shape._fields))
         floor = max(row["MB"] * 1e3 / bandwidth, mla_problem.operations(shape) / rate / 1e6)
@@ -138,6 +142,12 @@ def run(arguments: argparse.Namespace) -> dict[str, Any]:
         title = f"MLA decode on {facts['device']}, bfloat16, page {mla_problem.PAGE}"
         plot.roofline(plot.mla_panels(rows, bandwidth), title, arguments.out)
     return result | {"seconds": round(time.perf_counter() - start, 1)}
+
+
+def _told(rows: Sequence[Row]) -> str:
+    return ", ".join(
+        f"{row['library']} {row['decode']:.1f} / {row['decode_plan']:.1f}" for row in rows if "decode" in row
+    )
 
 
 def _summary(rows: Sequence[Row]) -> dict[str, Any]:
