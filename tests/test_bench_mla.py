@@ -6,14 +6,17 @@ import argparse
 import csv
 import itertools
 import json
+import sys
 from collections.abc import Iterator
+from dataclasses import dataclass
 from pathlib import Path
+from types import ModuleType
 from typing import Any
 
 import pytest
 import torch
 
-from jitkern import bench, cli
+from jitkern import bench, benches, cli
 from jitkern.benches import common, mla, mla_peers, mla_problem, plot
 from jitkern.benches.mla_problem import DV, SCALE, D, Problem, Shape
 from jitkern.errors import ArgumentError
@@ -130,6 +133,56 @@ def test_on_a_gpu_each_turn_is_a_call_and_a_graph_has_thirty(monkeypatch: pytest
     assert mla._time(lambda i: 10 * i, fake, 5) == 1.0
     assert mla._plan_time(lambda: 7, fake, 5) == 1.0
     assert graphs == [([0, 10, 20], 10, 5), ([7], 30, 5)]
+
+
+@dataclass(frozen=True)
+class Config:
+    name: str
+    splits: int = 1
+
+
+class TooLarge(Exception):
+    """What Triton throws at a launch that needs more shared memory than there is."""
+
+
+@pytest.mark.parametrize("fitting", [("slow", "quick"), ("slow",), ()])
+def test_tritons_quickest_configuration_that_fits_counts(
+    fitting: tuple[str, ...], problem: Problem, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ran: list[str] = []
+
+    def decode(q, cache, table, lengths, out, lse, pieces, config, causal):
+        if config.name not in fitting:
+            raise TooLarge
+        ran.append(config.name)
+
+    def clock(calls: Any, repeats: int) -> float:
+        for call in calls:
+            call()
+        return {"slow": 9.0, "quick": 3.0}[ran[-1]]
+
+    fake = ModuleType("jitkern.benches.triton_mla")
+    vars(fake).update(
+        configs=lambda batch, rows, keys, workers: [Config(name) for name in ("slow", "huge", "quick")],
+        scratch=lambda *sizes: None,
+        decode=decode,
+        OutOfResources=TooLarge,
+    )
+    monkeypatch.setitem(sys.modules, fake.__name__, fake)
+    monkeypatch.setattr(benches, "triton_mla", fake, raising=False)
+    monkeypatch.setattr(
+        torch.cuda, "get_device_properties", lambda device: argparse.Namespace(multi_processor_count=132)
+    )
+    monkeypatch.setattr(bench, "gpu_microseconds", clock)
+    if not fitting:
+        with pytest.raises(RuntimeError, match="no tile fits"):
+            mla_peers.triton(problem)
+        return
+    bound = mla_peers.triton(problem)
+    assert fitting[-1] in bound.note
+    ran.clear()
+    assert bound.run(0) is problem.out[0]
+    assert ran == [fitting[-1]]
 
 
 # ---- peers' ops, as fakes that have the real names -------------------------------------------------------------------
