@@ -23,7 +23,7 @@ from jitkern import bench
 from jitkern.benches import common
 from jitkern.benches.peers import MAKERS, Operands, Shape, rotating, traffic
 from jitkern.errors import ArgumentError
-from jitkern.prepare import prepare
+from jitkern.prepared import prepare
 from jitkern.progress import Progress
 from jitkern.torch_ops import merge_attn_states
 
