@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from jitkern.ops.mla import MLADecode
     from jitkern.ops.nway import merge_states
     from jitkern.ops.state import merge_state, merge_state_in_place
-    from jitkern.prepare import Prepared, prepare
+    from jitkern.prepared import Prepared, prepare
     from jitkern.warm import warmup
 
 # Public name -> module. Ops come with their torch registration, which torch.compile needs.
@@ -53,7 +53,7 @@ _HOMES = {
     **dict.fromkeys(("freeze", "thaw"), "jitkern.binaries"),
     **dict.fromkeys(("Event", "Stats", "listen", "stats"), "jitkern.events"),
     **dict.fromkeys(("merge_attn_states", "merge_state", "merge_state_in_place", "merge_states"), "jitkern.torch_ops"),
-    **dict.fromkeys(("Prepared", "prepare"), "jitkern.prepare"),
+    **dict.fromkeys(("Prepared", "prepare"), "jitkern.prepared"),
     **dict.fromkeys(("Kernel", "Scalar", "Tensor"), "jitkern.kernel"),
     "load_ipython_extension": "jitkern.notebook",
     "MLADecode": "jitkern.torch_mla",

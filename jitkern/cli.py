@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from jitkern import commands
+from jitkern.benches import common
 from jitkern.errors import ArgumentError, CompileError, JitkernError, MissError, SettingError, ToolchainError
 from jitkern.version import __version__
 
@@ -123,13 +124,8 @@ def _parser() -> argparse.ArgumentParser:
         "compare with the public kernels that are installed",
         "jitkern bench merge --out merge.csv",
     )
-    compare.add_argument("what", choices=("merge",))
-    compare.add_argument("--out", type=Path, help="a CSV file; plots go beside it, where matplotlib is installed")
-    compare.add_argument(
-        "--peers", default="jitkern,sglang,triton,eager,flashinfer", help="default: all; also: compile"
-    )
-    compare.add_argument("--shapes", choices=("baseline", "grid"), default="baseline")
-    compare.add_argument("--repeats", type=int, default=7)
+    compare.add_argument("what", choices=("merge", "mla"), help="pairwise merges, or MLA decode")
+    common.add_options(compare)
     show = command(
         "show",
         commands.run_show,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import argparse
 import dataclasses
+import importlib
 import json
 import os
 import sys
@@ -129,12 +130,11 @@ def run_why(arguments: argparse.Namespace) -> int:
 
 
 def run_bench(arguments: argparse.Namespace) -> int:
-    """``jitkern bench``."""
-    from jitkern.benches import merge
-
-    result = merge.run(arguments)
-    _print(result, arguments.json, merge.text(result))
-    return 0
+    """``jitkern bench``: 1 if a result of jitkern's is wrong."""
+    comparison = importlib.import_module(f"jitkern.benches.{arguments.what}")
+    result = comparison.run(arguments)
+    _print(result, arguments.json, comparison.text(result))
+    return 0 if result.get("ok", True) else 1
 
 
 def _constants(given: Sequence[str]) -> dict[str, int | str]:

@@ -29,7 +29,7 @@ ORDER = (
     ("binaries",),
     ("loader", "pool"),
     ("launch",),
-    ("prepare",),
+    ("prepared",),
     ("ops",),
     ("torch_ops", "torch_mla", "bench", "warm"),
     ("compat", "kernel"),
@@ -312,3 +312,11 @@ def test_import_is_quick(bare_import, record_property):
     seconds, slow = bare_import[0]["seconds"], ", ".join(bare_import[0]["slow"]) or "none"
     record_property("measured", f"import jitkern: {seconds * 1e3:.0f} ms; slow modules that it brings: {slow}")
     assert seconds < 1.0, "a loose bound on purpose: the figure to watch is the one that is printed"
+
+
+def test_no_module_has_the_name_of_something_public():
+    import jitkern
+
+    modules = {path.stem for path in PACKAGE.glob("*.py")} | {path.name for path in PACKAGE.iterdir() if path.is_dir()}
+    both = modules & {name for name in jitkern.__all__ if not name.startswith("__")}
+    assert not both, f"importing jitkern.{both} would put the module where the function was"

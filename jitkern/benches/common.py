@@ -1,20 +1,38 @@
-"""What the benchmarks share: who ran, where, with which versions; rotating buffers; CSV files."""
+"""What the benchmarks share: options, who ran where with which versions, ceilings, ratios, CSV files."""
 
 from __future__ import annotations
 
+import argparse
 import csv
 import datetime
 import importlib.metadata
+import math
 import os
 import subprocess
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from jitkern import bench
 
 # Many times the largest L2 cache that was met (60 MB): a cache that keeps some old lines must not serve them again.
 COLD_BYTES = 800_000_000
 MAX_SETS = 1500
+AHEAD = 1.02  # what is nearer than this is the same
+
+
+def add_options(parser: argparse.ArgumentParser) -> None:
+    """The options of every comparison."""
+    parser.add_argument("--out", type=Path, help="a CSV file; plots go beside it, where matplotlib is installed")
+    parser.add_argument("--peers", help="comma separated; default: all that the device has")
+    parser.add_argument("--shapes", choices=("baseline", "grid"), default="baseline")
+    parser.add_argument("--repeats", type=int, help="replays of each graph; default: 7, with a grid 5")
+
+
+def repeats(arguments: argparse.Namespace) -> int:
+    """How often each measurement is made; the median counts."""
+    return int(arguments.repeats or {"grid": 5}.get(arguments.shapes, 7))
 
 
 def facts() -> dict[str, str]:
@@ -50,9 +68,62 @@ def _git(*arguments: str) -> str:
     return run.stdout.strip()
 
 
-def sets_for(bytes_per_set: int) -> int:
+def sets_for(bytes_per_set: int, cold_bytes: int = COLD_BYTES) -> int:
     """How many sets of buffers keep the L2 cache cold."""
-    return max(3, min(-(-COLD_BYTES // bytes_per_set), MAX_SETS))
+    return max(3, min(-(-cold_bytes // bytes_per_set), MAX_SETS))
+
+
+def bandwidth(device: str) -> float:
+    """GB/s of torch.add, two reads and one write: the ceiling that bandwidths are held against."""
+    import torch
+
+    n = 1 << (28 if device == "cuda" else 24)
+    a, b, c = (torch.ones(n, device=device) for _ in range(3))
+    if device == "cuda":
+        us = bench.gpu_microseconds([lambda: torch.add(a, b, out=c)], 5)
+    else:
+        us = bench.cpu_microseconds(lambda: torch.add(a, b, out=c))
+    return 12 * n / us / 1000
+
+
+def matrix_rate(device: str) -> float:
+    """TFLOP/s of a square matrix product, bfloat16 on a GPU: the ceiling of operations."""
+    import torch
+
+    n, dtype = (8192, torch.bfloat16) if device == "cuda" else (512, torch.float32)
+    # Zeros would need less power, and run at a higher clock than any real product.
+    a, b, c = (torch.randn(n, n, device=device, dtype=dtype) for _ in range(3))
+    if device == "cuda":
+        us = bench.gpu_microseconds([lambda: torch.mm(a, b, out=c)], 10)
+    else:
+        us = bench.cpu_microseconds(lambda: torch.mm(a, b, out=c))
+    return 2 * n**3 / us / 1e6
+
+
+def ratios(results: Mapping[str, Mapping[Any, float]], mine: str = "jitkern") -> list[str]:
+    """A line for each peer: how its times compare with ``mine`` where both were measured."""
+    lines = []
+    for peer, times in results.items():
+        found = [us / results[mine][shape] for shape, us in times.items() if shape in results.get(mine, {})]
+        if peer != mine and found:
+            mean = math.exp(sum(map(math.log, found)) / len(found))
+            words = f"{mean:.3f} x {mine}'s time (geometric mean of {len(found)})"
+            lines.append(f"{peer}: {words}, least {min(found):.3f}, ahead in {sum(r < 1 / AHEAD for r in found)}")
+    return lines
+
+
+def ahead(
+    results: Mapping[str, Mapping[Any, float]], names: Sequence[str], among: Iterable[str], mine: str = "jitkern"
+) -> list[dict[str, Any]]:
+    """The shapes where one of ``among`` is quicker than ``mine`` by more than 2 %, the worst first."""
+    rows = []
+    for peer in among:
+        for shape, us in results.get(peer, {}).items():
+            own = results.get(mine, {}).get(shape)
+            if peer != mine and own and own > AHEAD * us:
+                row = dict(zip(names, shape, strict=True)) | {"peer": peer, "peer us": round(us, 3)}
+                rows.append(row | {f"{mine} us": round(own, 3), "ratio": round(us / own, 3)})
+    return sorted(rows, key=lambda row: float(row["ratio"]))
 
 
 def write_csv(path: Path, rows: Sequence[dict[str, Any]]) -> None:

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -17,14 +18,36 @@ def traffic(shape: Shape) -> int:
     return 3 * n * h * d * int(getattr(torch, name).itemsize) + 12 * n * h
 
 
+@dataclass
 class Operands:
     """One set of buffers; L lies in memory as [n, h], which every peer wants."""
 
-    def __init__(self, shape: Shape, device: str = "cuda") -> None:
-        n, h, d, name = shape
-        self.a, self.b = (torch.randn(n, h, d, device=device).to(getattr(torch, name)) for _ in range(2))
-        self.a_lse, self.b_lse = (torch.randn(n, h, device=device) for _ in range(2))
-        self.out, self.out_lse = torch.empty_like(self.a), torch.empty_like(self.a_lse)
+    a: torch.Tensor
+    b: torch.Tensor
+    a_lse: torch.Tensor
+    b_lse: torch.Tensor
+    out: torch.Tensor
+    out_lse: torch.Tensor
+
+
+def rotating(shape: Shape, count: int, device: str) -> list[Operands]:
+    """Many sets, each operand of all of them in one allocation: hundreds of small ones would take longer than the runs.
+
+    Every set starts at a boundary of 128 bytes, as it would by itself.
+    """
+    n, h, d, name = shape
+    per_set = -(-n * h * d // 64) * 64
+    per_lse = -(-n * h // 32) * 32
+
+    def values() -> Iterator[torch.Tensor]:
+        flat = torch.empty(count, per_set, device=device, dtype=getattr(torch, name)).normal_()
+        return iter(flat[:, : n * h * d].view(count, n, h, d))
+
+    def lse() -> Iterator[torch.Tensor]:
+        return iter(torch.randn(count, per_lse, device=device)[:, : n * h].view(count, n, h))
+
+    parts = (values(), values(), lse(), lse(), values(), lse())
+    return [Operands(*one) for one in zip(*parts, strict=True)]
 
 
 def eager(o: Operands) -> tuple[Any, Any]:
@@ -42,6 +65,8 @@ def _jitkern() -> Callable[[Operands], Any]:
 
 
 def _sglang() -> Callable[[Operands], Any]:
+    if "SGLANG_OPS" not in os.environ:
+        raise ImportError("SGLANG_OPS is not set; it names sglang-kernel's common_ops.abi3.so")
     torch.ops.load_library(os.environ["SGLANG_OPS"])
     op = torch.ops.sgl_kernel.merge_state_v2.default
     return lambda o: op(o.a, o.a_lse, o.b, o.b_lse, o.out, o.out_lse)
@@ -60,7 +85,12 @@ def _flashinfer() -> Callable[[Operands], Any]:
 
 
 def _compiled() -> Callable[[Operands], Any]:
-    compiled = torch.compile(eager, dynamic=True)
+    import torch._dynamo
+
+    # One compilation for each dtype and a few for special sizes. Behind the limit torch would run the formula eagerly,
+    # and with fullgraph it says so instead.
+    torch._dynamo.config.recompile_limit = 64
+    compiled = torch.compile(eager, dynamic=True, fullgraph=True)
     return lambda o: compiled(o)
 
 
