@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -245,6 +245,71 @@ def test_a_number_that_decides_nothing_binds_once(axpy: Kernel) -> None:
         axpy(y, x, float(i), 8)
     assert len(axpy._calls.calls) == count
     assert (y == sum(range(10))).all()
+
+
+CHANGES: dict[str, Callable[[torch.Tensor, torch.Tensor], dict[str, Any]]] = {
+    "another shape": lambda y, x: {"y": torch.zeros(2, 500), "x": torch.ones(2, 500)},
+    "strides": lambda y, x: {"x": torch.ones(2000)[::2]},
+    "dtype": lambda y, x: {"y": y.half(), "x": x.half()},
+    "one dtype": lambda y, x: {"x": x.double()},
+    "alignment": lambda y, x: {"x": torch.ones(1001)[1:]},
+    "gradient": lambda y, x: {"y": torch.zeros(1000, requires_grad=True)},
+    "negative view": lambda y, x: {"x": torch._neg_view(torch.ones(1000))},
+    "a list": lambda y, x: {"x": [1.0] * 1000},
+    "no tensor": lambda y, x: {"x": None},
+    "meta": lambda y, x: {"x": torch.ones(1000, device="meta")},
+    "a subclass": lambda y, x: {"x": torch.nn.Parameter(x)},
+    "inference": lambda y, x: {"x": torch.ones(1000)},
+    "a whole number": lambda y, x: {"a": 2},
+    "no number": lambda y, x: {"a": "2"},
+    "a number that the grid uses": lambda y, x: {"n": 300},
+    "too large a number": lambda y, x: {"n": 1 << 40},
+    "grid": lambda y, x: {"grid": 1},
+    "block": lambda y, x: {"block": 32},
+    "hole": lambda y, x: {"T": "f64"},
+}
+
+
+def outcome_of(kernel: Kernel, given: dict[str, Any]) -> tuple[str, Any]:
+    try:
+        kernel(**given)
+    except (jitkern.JitkernError, TypeError, ValueError) as error:
+        return type(error).__name__, str(error)
+    return "ran", given["y"].detach().clone()
+
+
+@pytest.mark.parametrize("what", CHANGES)
+def test_a_call_unlike_the_recent_one_is_as_a_first_call(axpy: Kernel, what: str) -> None:
+    y, x = torch.zeros(1000), torch.ones(1000)
+    for _ in range(4):  # from the third on, one check of all tensors knows it
+        axpy(y, x, 1.0, 1000)
+    assert torch.equal(y, torch.full((1000,), 4.0))
+    change, other = CHANGES[what], Kernel(AXPY, grid="cdiv(n, 256)", block=256)
+    with torch.inference_mode(what == "inference"):
+        results = []
+        for kernel in (axpy, other):
+            y.zero_()
+            results.append(outcome_of(kernel, {"y": y, "x": x, "a": 1.0, "n": 1000} | change(y, x)))
+    (how, got), (expected_how, expected) = results
+    assert how == expected_how
+    assert torch.equal(got, expected) if how == "ran" else got == expected
+    y.zero_()
+    axpy(y, x, 1.0, 1000)
+    assert (y == 1).all()
+
+
+def test_recent_calls_are_those_that_come_twice_in_a_row(axpy: Kernel) -> None:
+    sizes = [10, 20, 30, 40, 50, 60]
+    for _ in range(3):
+        for n in sizes:
+            axpy(torch.zeros(n), torch.ones(n), 1.0, n)
+    assert axpy._recents.entries == []
+    for n in sizes:
+        for _ in range(4):
+            y = torch.zeros(n)
+            axpy(y, torch.ones(n), 1.0, n)
+            assert (y == 1).all()
+    assert len(axpy._recents.entries) == 4
 
 
 def test_grid_and_block_of_functions_and_of_the_call() -> None:

@@ -165,11 +165,12 @@ class Kernel:
             import torch
         except ModuleNotFoundError:
             raise ToolchainError(f"{self.name} needs torch, which is not installed. Run: pip install torch") from None
-        self._calls = PerThread()
+        self._calls, self._recents = PerThread(), quick.Recents()
         return quick.build(
             quick.write(self.declared, self.rules, self._watched),
             self.name,
             here=self._calls,
+            recents=self._recents,
             slow=self._slow,
             on=launch.on,
             nothing=_NOTHING,

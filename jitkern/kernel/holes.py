@@ -77,9 +77,14 @@ def compute(kernel: str, what: str, rule: Any, args: Args) -> Any:
         return eval(rule, {"__builtins__": _WORDS, "cdiv": cdiv}, _Names(args))
     except Exception as error:
         shown = rule if isinstance(rule, str) else getattr(rule, "__name__", "function")
+        names = ", ".join(args._values)
+        usable = (
+            f"it is called with one object, whose attributes are {names}: lambda a: a.{next(iter(args._values), 'n')}"
+            if callable(rule)
+            else f"it can use {names}, cdiv, {', '.join(_WORDS)}"
+        )
         raise ArgumentError(
-            f"{kernel}: {what}={shown!r} fails with {type(error).__name__}: {error}; it can use"
-            f" {', '.join(args._values)}, cdiv, {', '.join(_WORDS)}"
+            f"{kernel}: {what}={shown!r} fails with {type(error).__name__}: {error}; {usable}"
         ) from None
 
 

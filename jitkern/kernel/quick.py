@@ -2,19 +2,20 @@
 
 It reads the addresses, looks the bound call up by everything that the checks depend on (shapes, strides, dtypes,
 devices, alignment, and the numbers that the grid or a constant is computed from), and launches. What is new goes the
-slow way.
+slow way. A call that is like one of the last few is known by one check of all tensors (see jitkern/ops/recent.py).
 """
 
 from __future__ import annotations
 
 import itertools
 import keyword
-from collections.abc import Callable, Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from typing import Any
 
 from jitkern.errors import ArgumentError
 from jitkern.kernel.arguments import Scalar, Tensor
 from jitkern.kernel.signature import Declaration, Parameter
+from jitkern.ops.recent import RecentCalls
 
 _OWN = ("stream", "grid", "block", "holes", "self")
 
@@ -46,12 +47,20 @@ def write(declared: Declaration, rules: Mapping[str, Tensor | Scalar], watched: 
     arguments = ", ".join(listed)
     separator = ", " if arguments else ""
     names = ", ".join(f"{p.name!r}: {python_name(p.name)}" for p in declared.parameters)
+    whole = ", ".join(python_name(p.name) for p in tensors)
     lines = [
         f"def call({arguments}{separator}*, stream=None, grid=None, block=None, **holes):",
         "    try:",
         *(f"        {_address(p)}" for p in tensors),
-        f"        key = ({_key(declared, rules, watched)})",
-        "        bound = here.calls.get(key)",
+        f"        options = ({_options(declared, watched)})",
+        "        for recent in recents.entries:",
+        f"            if recent.options == options and recent.same({whole}):",
+        "                bound = recent.call",
+        "                break",
+        "        else:",
+        f"            key = ({_tensor_key(tensors, rules)}, options)",
+        "            bound = here.calls.get(key)",
+        f"            if bound is not None: recents.met_again(key, options, ({whole}{',' if tensors else ''}), bound)",
         "    except (AttributeError, TypeError):",
         "        bound = key = None",
         "    if bound is None:",
@@ -79,25 +88,44 @@ def _address(parameter: Parameter) -> str:
     return f"a_{parameter.name} = 0 if {name} is None else {name}.data_ptr()"
 
 
-def _key(declared: Declaration, rules: Mapping[str, Tensor | Scalar], watched: Collection[str]) -> str:
-    parts, addresses, gradients, lazy = [], [], [], []
-    for parameter in declared.parameters:
-        name = python_name(parameter.name)
-        if not parameter.pointer:
-            parts.append(f"{name}.__class__" if parameter.name not in watched else f"{name}.__class__, {name}")
-            continue
-        rule = rules[parameter.name]
+def _options(declared: Declaration, watched: Collection[str]) -> str:
+    """What a bound call depends on beside the tensors themselves."""
+    scalars = [p.name for p in declared.parameters if not p.pointer]
+    parts = [f"{python_name(n)}.__class__" if n not in watched else f"{python_name(n)}.__class__, {python_name(n)}"
+             for n in scalars]  # fmt: skip
+    addresses = [f"a_{p.name}" for p in declared.parameters if p.pointer]
+    parts.append(f"({' | '.join(addresses) or '0'}) & 15")
+    parts += ["grid", "block", "tuple(holes.items()) if holes else None"]
+    return ", ".join(parts)
+
+
+def _tensor_key(tensors: Collection[Parameter], rules: Mapping[str, Tensor | Scalar]) -> str:
+    parts, gradients, lazy = [], [], []
+    for parameter in tensors:
+        name, rule = python_name(parameter.name), rules[parameter.name]
         guard = f"{name} is not None and " if isinstance(rule, Tensor) and rule.optional else ""
         whole = f"{name}.shape, {name}.stride(), {name}.dtype, {name}.device"
         parts.append(f"None if {name} is None else ({whole})" if guard else whole)
-        addresses.append(f"a_{parameter.name}")
         gradients.append(f"({guard}{name}.requires_grad)")
         lazy.append(f"({guard}{name}.is_neg())")
-    parts.append(f"({' | '.join(addresses) or '0'}) & 15")
     parts.append(f"({' or '.join(gradients) or 'False'}) and is_grad_enabled()")
     parts.append(" or ".join(lazy) or "False")
-    parts += ["grid", "block", "tuple(holes.items()) if holes else None"]
     return ", ".join(parts)
+
+
+class Recents(RecentCalls):
+    """The last few calls of a kernel in one thread, of those that came twice in a row."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._last: Any = None
+
+    def met_again(self, key: Any, options: Any, tensors: Sequence[Any], bound: Any) -> None:
+        """Remember a call that is the same as the one before: to remember costs more than one call's look-up."""
+        if key != self._last:
+            self._last = key
+        elif tensors and all(x is not None for x in tensors):
+            self.remember(options, tensors, None, bound)
 
 
 def _ranges(declared: Declaration, rules: Mapping[str, Tensor | Scalar]) -> list[str]:
