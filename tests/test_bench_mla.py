@@ -47,12 +47,15 @@ def test_the_command_writes_rows_with_facts_and_plots(
     out = tmp_path / "mla.csv"
     assert cli.main(["bench", "mla", "--repeats", "1", "--out", str(out), "--json"]) == 0
     result = json.loads(capsys.readouterr().out)
-    assert [row["library"] for row in result["rows"]] == ["jitkern", "eager"] * 2
+    assert [row["library"] for row in result["rows"]] == [*mla_peers.ON_CPU] * 2
     assert all(0 < row["error"] < mla.ERROR_BOUND and row["decode"] > 0 for row in result["rows"])
     assert result["rows"][0]["plan"] > 0
+    plain, codes, tokens, _ = result["rows"][:4]
+    assert plain["MB"] > tokens["MB"] > codes["MB"] > plain["MB"] / 2  # the bytes of a token are counted as they are
+    assert plain["error"] == pytest.approx(codes["error"], rel=0.2) == pytest.approx(tokens["error"], rel=0.2)
     with open(out, newline="", encoding="utf-8") as file:
         written = list(csv.DictReader(file))
-    assert len(written) == 4 + 2  # and the ceilings
+    assert len(written) == 8 + 2  # and the ceilings
     assert {"date", "device", "torch", "triton", "commit", "command"} <= written[0].keys()
     assert written[0]["device"] == "CPU"
     pytest.importorskip("matplotlib")

@@ -6,7 +6,8 @@ as a serving step does; ``plan`` is alone. O is compared with float64 first, and
 
 Peers that are not there are left out: FlashMLA (FLASHMLA_OPS names sglang-kernel's flashmla_ops.abi3.so),
 FlashAttention-3 (FA3_OPS names vLLM's _vllm_fa3_C.abi3.so; ``fa3`` with the bound of 32 pieces that vLLM has under
-graphs, ``fa3-auto`` with its own), a split and a reduction in Triton, and the formula in torch.
+graphs, ``fa3-auto`` with its own), a split and a reduction in Triton, and the formula in torch. jitkern's own other
+ways are measured as well: with early launches, and with caches of 8-bit codes, whose keys have the same values.
 """
 
 from __future__ import annotations
@@ -28,7 +29,7 @@ from jitkern.ops.mla_plan import Tuning
 from jitkern.progress import Progress
 
 PEERS = tuple(mla_peers.MAKERS)
-OURS = ("jitkern", "jitkern-pdl")
+OURS = ("jitkern", "jitkern-pdl", *mla_peers.TOKEN_BYTES)
 # Relative, of all of O. P and O are rounded to bfloat16: about 0.002.
 ERROR_BOUND = 0.01
 _CALLS = 30  # in a graph, at least
@@ -82,7 +83,7 @@ def _rows(shape: Shape, peers: dict[str, Any], device: str, repeats: int) -> lis
     rows = []
     for name, make in peers.items():
         result = _attempt(name, make, problem, repeats)
-        moved = mla_problem.traffic(shape) / 1e6
+        moved = mla_problem.traffic(shape, mla_peers.TOKEN_BYTES.get(name, 2 * mla_problem.D)) / 1e6
         row: Row = shape._asdict() | {"library": name, "MB": round(moved, 3)} | result
         if "decode" in result:
             row["GB/s"] = round(moved * 1e3 / result["decode"])
@@ -105,7 +106,7 @@ def _chosen(arguments: argparse.Namespace, device: str) -> tuple[list[Shape], di
 
 def _tuned(name: str, arguments: argparse.Namespace) -> Callable[[Problem], mla_peers.Decode]:
     given = getattr(arguments, "tuning", None)
-    if name not in OURS or not given:
+    if name not in ("jitkern", "jitkern-pdl") or not given:
         return mla_peers.MAKERS[name]
     pairs = {key: int(value) for key, value in (pair.split("=") for pair in given.split(","))}
     tuning = type("Chosen", (Tuning,), pairs)

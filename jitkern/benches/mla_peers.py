@@ -12,7 +12,7 @@ from typing import Any
 import torch
 
 from jitkern import bench
-from jitkern.benches.mla_problem import DV, PAGE, SCALE, D, Problem
+from jitkern.benches.mla_problem import CODE_SCALE, DV, PAGE, SCALE, D, Problem, codes_of, tokens_of
 from jitkern.ops.mla import MLADecode
 from jitkern.ops.mla_plan import Tuning
 
@@ -37,18 +37,23 @@ class Decode:
     note: str = ""
 
 
-def jitkern(problem: Problem, tuning: Any = Tuning, pdl: bool = False) -> Decode:
+def jitkern(problem: Problem, tuning: Any = Tuning, pdl: bool = False, cache_dtype: Any = None) -> Decode:
     """This package."""
     batch, _, heads, q_len = problem.shape
-    device = problem.cache.device
-    decode = MLADecode(batch, heads, 1, q_len, torch.bfloat16, device, D, DV, PAGE, tuning=tuning, pdl=pdl)
+    device, k_scale, cache = problem.cache.device, None, problem.cache
+    if cache_dtype == torch.float8_e4m3fn:
+        cache, k_scale = codes_of(cache), torch.full((1,), CODE_SCALE, device=device)
+    elif cache_dtype is not None:
+        cache = tokens_of(cache)
+    sizes = (batch, heads, 1, q_len, torch.bfloat16, device, D, DV, PAGE)
+    decode = MLADecode(*sizes, tuning=tuning, pdl=pdl, cache_dtype=cache_dtype)
 
     def plan() -> Any:
         return decode.plan(problem.lengths)
 
     def run(i: int) -> Any:
-        operands = (problem.q[i], problem.cache, problem.tables[i], problem.lengths)
-        return decode.run(*operands, None, problem.causal, problem.out[i], problem.lse[i])[0]
+        operands = (problem.q[i], cache, problem.tables[i], problem.lengths)
+        return decode.run(*operands, None, problem.causal, problem.out[i], problem.lse[i], k_scale=k_scale)[0]
 
     return Decode(run, lambda i: (plan(), run(i))[1], plan)
 
@@ -168,10 +173,13 @@ def eager(problem: Problem) -> Decode:
 MAKERS: dict[str, Callable[[Problem], Decode]] = {
     "jitkern": jitkern,
     "jitkern-pdl": functools.partial(jitkern, pdl=True),
+    "jitkern-fp8": functools.partial(jitkern, cache_dtype=torch.float8_e4m3fn),
+    "jitkern-fp8_ds_mla": functools.partial(jitkern, cache_dtype="fp8_ds_mla"),
     "flashmla": flashmla,
     "fa3": fa3,
     "fa3-auto": functools.partial(fa3, num_splits=0),
     "triton": triton,
     "eager": eager,
 }
-ON_CPU = ("jitkern", "eager")
+TOKEN_BYTES = {"jitkern-fp8": 576, "jitkern-fp8_ds_mla": 656}  # else that of bf16
+ON_CPU = ("jitkern", "jitkern-fp8", "jitkern-fp8_ds_mla", "eager")

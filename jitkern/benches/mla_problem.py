@@ -12,6 +12,7 @@ from jitkern.benches import common
 
 PAGE, D, DV = 64, 576, 512
 SCALE = D**-0.5
+CODE_SCALE = 2.0**-6  # of the e4m3 codes that every key of the benchmark can be written as, exactly
 
 
 class Shape(NamedTuple):
@@ -55,10 +56,10 @@ GRID = [
 ON_CPU = [Shape(1, 512, 16, 1), Shape(4, 256, 16, 1), Shape(4, 256, 16, 2), Shape(2, 256, 64, 1)]
 
 
-def traffic(shape: Shape) -> int:
+def traffic(shape: Shape, token_bytes: int = 2 * D) -> int:
     """Bytes that a decode has to move: every key once, the queries, the results."""
     batch, keys, heads, q_len = shape
-    return batch * keys * D * 2 + batch * q_len * heads * (D + DV) * 2
+    return batch * keys * token_bytes + batch * q_len * heads * (D + DV) * 2
 
 
 def operations(shape: Shape) -> int:
@@ -97,6 +98,7 @@ def make(shape: Shape, device: str) -> Problem:
     turns = common.sets_for(pages * PAGE * D * 2) if device == "cuda" else 1
     bf16 = {"device": device, "dtype": torch.bfloat16}
     cache = torch.randn(turns * pages, PAGE, 1, D, **bf16) / 10  # type: ignore[call-overload]
+    cache = codes_of(cache).to(torch.bfloat16) * CODE_SCALE  # so that one reference serves caches of every kind
     order = torch.randperm(turns * pages, device=device, dtype=torch.int32).view(turns, batch, -1)
     return Problem(
         shape,
@@ -107,6 +109,18 @@ def make(shape: Shape, device: str) -> Problem:
         [torch.empty(batch, q_len, heads, DV, **bf16) for _ in range(turns)],  # type: ignore[call-overload]
         [torch.empty(batch, heads, q_len, device=device) for _ in range(turns)],
     )
+
+
+def codes_of(cache: torch.Tensor) -> torch.Tensor:
+    """The cache as e4m3, all times ``CODE_SCALE``."""
+    return (cache / CODE_SCALE).to(torch.float8_e4m3fn)
+
+
+def tokens_of(cache: torch.Tensor) -> torch.Tensor:
+    """The cache as tokens of 656 bytes."""
+    scales = torch.full((*cache.shape[:-1], 4), CODE_SCALE, device=cache.device)
+    parts = (codes_of(cache[..., :DV]), scales, cache[..., DV:].contiguous())
+    return torch.cat([part.view(torch.uint8) for part in parts], -1)
 
 
 def worst_error(problem: Problem, turn: int, out: torch.Tensor, requests: Sequence[int]) -> float:
