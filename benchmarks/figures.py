@@ -65,7 +65,7 @@ def draw_merge(rows: list[Row], device: str, ceiling: float | None, stem: Path, 
 def draw_mla(rows: list[Row], device: str, ceiling: float | None, stem: Path, kinds: Sequence[str]) -> list[Path]:
     shapes = [row for row in rows if "batch" in row]
     for row in shapes:
-        row["MB"] = traffic(Shape(*(row[name] for name in Shape._fields))) / 1e6
+        row.setdefault("MB", traffic(Shape(*(row[name] for name in Shape._fields))) / 1e6)
     title = f"MLA decode on {device}, bfloat16, page 64"
     return plot.roofline(plot.mla_panels(shapes, ceiling), title, stem, kinds)
 
@@ -128,6 +128,7 @@ def main(argv: Sequence[str] | None = None) -> int:
     parser.add_argument("--into", type=Path, default=ROOT / "docs" / "img")
     parser.add_argument("--png", action="store_true", help="PNG as well")
     arguments = parser.parse_args(argv)
+    arguments.into.mkdir(parents=True, exist_ok=True)
     for path in draw_all(arguments.results, arguments.into, plot.BOTH if arguments.png else (".svg",)):
         print(path)
     return 0
