@@ -6,8 +6,10 @@ import contextlib
 import fcntl
 import os
 import re
+import shutil
 import subprocess
 import sys
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -105,13 +107,23 @@ def test_a_read_only_disk_serves_what_it_has_and_is_told_once_for_what_it_lacks(
 
 @needs_root
 @pytest.mark.parametrize("mode", [0o755, 0o711, 0o700])
-def test_a_forbidden_folder(root, mode):
-    need("setpriv")
+def test_a_forbidden_folder(outside, stranger, mode):
+    root = outside / "root"
+    root.mkdir()
     root.chmod(mode)
-    with as_stranger(root.parent) as prefix:
-        found, _ = harness.scene("scenes_disk", "use", str(root), env=harness.with_root(root), prefix=prefix)
+    found, _ = harness.scene("scenes_disk", "use", str(root), env=harness.with_root(root), prefix=stranger)
     assert found["got"] == [GOOD]
     assert len(found["heard"]) == 1
+
+
+@pytest.fixture
+def outside():
+    """A folder that another user can reach; not in that of all test runs, which every start of pytest closes."""
+    folder = Path(tempfile.mkdtemp(prefix="jitkern-test-"))
+    folder.chmod(0o755)
+    with alone(), reachable(folder):  # folders that all workers of a run share are opened here, and closed again
+        yield folder
+    shutil.rmtree(folder)
 
 
 @contextlib.contextmanager
@@ -126,40 +138,38 @@ def alone():
 
 
 @contextlib.contextmanager
-def as_stranger(folder: Path):
-    """A command prefix that makes a user whom no file knows, who can reach ``folder`` and the interpreter."""
-    with alone():  # folders that all workers of a run share are opened here, and closed again
-        yield from _opened(folder)
-
-
-def _opened(folder: Path):
+def reachable(folder: Path):
+    """Let others search the folders above."""
     opened = []
-    for parent in (folder, *folder.parents):
-        if not parent.stat().st_mode & 0o001:
-            opened.append((parent, parent.stat().st_mode))
-            parent.chmod(parent.stat().st_mode | 0o011)
-    prefix = ["setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups"]
     try:
-        probe = subprocess.run(
-            [*prefix, sys.executable, "-c", "import jitkern"],
-            env=harness.environment(),
-            capture_output=True,
-            check=False,
-        )
-        if probe.returncode:
-            pytest.skip("another user cannot start this interpreter")
-        yield prefix
+        for parent in folder.parents:
+            mode = parent.stat().st_mode
+            if not mode & 0o001:
+                opened.append((parent, mode & 0o7777))
+                parent.chmod(mode & 0o7777 | 0o011)
+        yield
     finally:
-        for parent, before in opened:
-            parent.chmod(before & 0o7777)
+        for parent, mode in opened:
+            parent.chmod(mode)
+
+
+@pytest.fixture
+def stranger(outside):
+    """A command prefix that makes a user whom no file knows, who can reach ``outside`` and the interpreter."""
+    need("setpriv")
+    prefix = ["setpriv", f"--reuid={STRANGER}", f"--regid={STRANGER}", "--clear-groups"]
+    for what in ([sys.executable, "-c", "import jitkern"], ["ls", str(outside)]):
+        probe = subprocess.run([*prefix, *what], env=harness.environment(), capture_output=True, check=False)
+        if probe.returncode:
+            pytest.skip(f"another user cannot run {what[0]} here: {probe.stderr.decode()}")
+    return prefix
 
 
 @needs_root
 @pytest.mark.parametrize("what", ["JITKERN_CACHE_DIR", "JITKERN_CACHE_ROOTS", "HOME", "XDG_CACHE_HOME", "TMPDIR"])
-def test_a_root_below_a_folder_that_may_not_be_searched(tmp_path, what):
+def test_a_root_below_a_folder_that_may_not_be_searched(outside, stranger, what):
     """Then even to ask whether it exists is refused, and pathlib raises where one expects an answer."""
-    need("setpriv")
-    closed, shared = tmp_path / "closed", tmp_path / "tmp"
+    closed, shared = outside / "closed", outside / "tmp"
     (closed / "root").mkdir(parents=True)
     shared.mkdir()
     shared.chmod(0o1777)
@@ -167,25 +177,26 @@ def test_a_root_below_a_folder_that_may_not_be_searched(tmp_path, what):
     env = harness.environment(
         **{"HOME": "/nonexistent", "TMPDIR": str(shared), "JITKERN_QUIET": "1", what: str(closed / "root")}
     )
-    with as_stranger(tmp_path) as prefix:
-        found, _ = harness.scene("scenes_disk", "use", "", env=env, prefix=prefix)
+    found, _ = harness.scene("scenes_disk", "use", "", env=env, prefix=stranger)
+    if what == "TMPDIR":  # Python itself falls back to /tmp
+        shutil.rmtree(f"/tmp/jitkern-{STRANGER}", ignore_errors=True)
+        assert found["got"] in ([GOOD], [["cached", "cached", True]])
+        return
     assert found["got"] == [GOOD]
     assert len(found["heard"]) == (what in ("JITKERN_CACHE_DIR", "JITKERN_CACHE_ROOTS"))
 
 
 @needs_root
 @pytest.mark.parametrize("what", ["PYTHONPATH", "CUDA_HOME", "JITKERN_SOURCES_DIR"])
-def test_a_place_to_look_into_that_may_not_be_searched(root, tmp_path, what):
-    need("setpriv")
-    closed = tmp_path / "closed"
+def test_a_place_to_look_into_that_may_not_be_searched(outside, stranger, what):
+    closed, root = outside / "closed", outside / "root"
     (closed / "inner").mkdir(parents=True)
     closed.chmod(0o700)
-    root.chmod(0o755)
+    root.mkdir(mode=0o755)
     env = harness.with_root(root)
     env[what] = os.pathsep.join(filter(None, [str(closed / "inner"), env.get(what) if what == "PYTHONPATH" else None]))
-    with as_stranger(root.parent) as prefix:
-        code = 1 if what == "JITKERN_SOURCES_DIR" else 0
-        found, said = harness.scene("scenes_disk", "use_shipped", env=env, prefix=prefix, code=code)
+    code = 1 if what == "JITKERN_SOURCES_DIR" else 0
+    found, said = harness.scene("scenes_disk", "use_shipped", env=env, prefix=stranger, code=code)
     if code:
         assert "ToolchainError: the kernel texts are missing" in said
     else:
@@ -193,28 +204,25 @@ def test_a_place_to_look_into_that_may_not_be_searched(root, tmp_path, what):
 
 
 @needs_root
-def test_a_user_without_home_and_name_gets_a_private_temporary_root(tmp_path):
-    need("setpriv")
-    shared = tmp_path / "tmp"
+def test_a_user_without_home_and_name_gets_a_private_temporary_root(outside, stranger):
+    shared = outside / "tmp"
     shared.mkdir()
     shared.chmod(0o1777)
     env = harness.environment(HOME=None, USER=None, LOGNAME=None, TMPDIR=str(shared), JITKERN_QUIET="1")
-    with as_stranger(tmp_path) as prefix:
-        found, said = harness.scene("scenes_disk", "use", "", env=env, prefix=prefix)
-        assert found["root"] == str(shared / f"jitkern-{STRANGER}"), said
-        assert (found["mode"], found["heard"], found["got"]) == ("0o700", [], [GOOD])
-        again, _ = harness.scene("scenes_disk", "use", "", env=env, prefix=prefix)
-        assert again["got"][0][0] == "cached"
+    found, said = harness.scene("scenes_disk", "use", "", env=env, prefix=stranger)
+    assert found["root"] == str(shared / f"jitkern-{STRANGER}"), said
+    assert (found["mode"], found["heard"], found["got"]) == ("0o700", [], [GOOD])
+    again, _ = harness.scene("scenes_disk", "use", "", env=env, prefix=stranger)
+    assert again["got"][0][0] == "cached"
 
 
 @needs_root
 @pytest.mark.parametrize("trap", ["link", "open", "foreign", "file"])
-def test_a_trap_laid_in_the_temporary_folder_is_refused(tmp_path, trap):
-    need("setpriv")
-    shared, place = tmp_path / "tmp", tmp_path / "tmp" / f"jitkern-{STRANGER}"
+def test_a_trap_laid_in_the_temporary_folder_is_refused(outside, stranger, trap):
+    shared, place = outside / "tmp", outside / "tmp" / f"jitkern-{STRANGER}"
     shared.mkdir()
     shared.chmod(0o1777)
-    elsewhere = tmp_path / "elsewhere"
+    elsewhere = outside / "elsewhere"
     elsewhere.mkdir()
     os.chown(elsewhere, STRANGER, STRANGER)
     if trap == "link":
@@ -226,8 +234,7 @@ def test_a_trap_laid_in_the_temporary_folder_is_refused(tmp_path, trap):
         os.chown(place, STRANGER if trap == "open" else 54321, STRANGER)
         place.chmod(0o777 if trap == "open" else 0o755)
     env = harness.environment(HOME="/nonexistent", TMPDIR=str(shared), JITKERN_QUIET="1")
-    with as_stranger(tmp_path) as prefix:
-        found, _ = harness.scene("scenes_disk", "use", "", env=env, prefix=prefix)
+    found, _ = harness.scene("scenes_disk", "use", "", env=env, prefix=stranger)
     assert found["root"] is None
     assert found["got"] == [GOOD]
     reason = {
