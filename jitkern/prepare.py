@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jitkern import launch
+from jitkern import derivatives, launch
 from jitkern.errors import ArgumentError, UnsupportedError
 
 
@@ -48,7 +48,7 @@ def prepare(op: Callable[..., Any], *operands: Any, **options: Any) -> Prepared:
     if "stream" in options:
         raise ArgumentError("prepare: stream= is given; give it to the prepared call, prepared(stream)")
     tensors = [x for x in (*operands, *options.values()) if getattr(x, "requires_grad", False)]
-    if tensors and launch.gradient_wanted(*tensors):
+    if tensors and derivatives.wanted(*tensors):
         raise UnsupportedError(
             "prepare: an operand requires a gradient, and a prepared call gives none; use torch.no_grad()"
         )

@@ -7,12 +7,12 @@ from typing import Any
 
 import torch
 
-from jitkern import launch, loader, variants
+from jitkern import launch, loader, streams, variants
 from jitkern.errors import ArgumentError, UnsupportedError
 from jitkern.loader import CPU
 from jitkern.ops import checks, validate
 from jitkern.ops.nway_checks import Inputs, check
-from jitkern.ops.pairwise import base_ratio, geometry, is_wide, pack_of
+from jitkern.ops.shapes import base_ratio, geometry, is_wide, pack_of
 from jitkern.ops.state import wants_gradient
 
 OP = "merge_states"
@@ -169,7 +169,7 @@ def _bind(
     variant = variants.Variant(
         KERNEL.name, checks.tag(first), pack, launch.target(device), variants.make_constants(KERNEL, holes), chosen
     )
-    function = loader.get(variant, device, None if device == CPU else launch.resolve_stream(stream, device))
+    function = loader.get(variant, device, None if device == CPU else streams.resolve_stream(stream, device))
     to_e = base_ratio(bases[2], math.e)
     count = inputs.listed
     padding = (0,) * (room - count)

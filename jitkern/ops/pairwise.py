@@ -5,21 +5,18 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from jitkern import dtypes, launch, loader, variants
+from jitkern import derivatives, dtypes, launch, loader, streams, variants
 from jitkern.errors import ArgumentError, UnsupportedError
 from jitkern.loader import CPU
 from jitkern.ops import checks, validate
 from jitkern.ops.pairwise_checks import Extras, check
 from jitkern.ops.recent import RecentCalls
+from jitkern.ops.shapes import base_ratio, geometry, is_wide, lse_strides, pack_of
 
 _LAYOUT = "6Pq2I4{0}2i5P12q0P"  # struct MergeParams of kernels_src/merge_attn_states.cu; {0}: f, or d beside float64
 _PATCH, _PATCH_WITH_EXTRAS = "6Pq", "6Pq2I4{0}2i5P"
-MAX_THREADS = 128
-_MAX_BLOCK_Z = 64
-_MAX_GRID_Y = 65535
 _HEAD_SIZES = (64, 128, 256, 512)
 _NOTHING = Extras()
-_WIDE_STRIDE = 1 << 32
 
 KERNEL = variants.register(
     variants.Kernel(
@@ -96,7 +93,7 @@ def merge(
         bound = _thread.calls.get(signature)
     except (AttributeError, TypeError, RuntimeError):  # no tensor, no storage, cannot be hashed: the checks say what
         addresses = signature = bound = None
-    if bound is None or launch.gradient_wanted(out, a, a_lse, b, b_lse):
+    if bound is None or derivatives.wanted(out, a, a_lse, b, b_lse):
         state = dict(zip(names, (out, out_lse, a, a_lse, b, b_lse), strict=True))
         check(op, state, lse_layout, extras or _NOTHING)
         checks.lse_bases(op, lse_base)
@@ -201,7 +198,7 @@ def _bind(
     }
     constants = variants.make_constants(KERNEL, holes)
     variant = variants.Variant(KERNEL.name, checks.tag(a), pack, launch.target(device), constants, chosen)
-    function = loader.get(variant, device, None if device == CPU else launch.resolve_stream(stream, device))
+    function = loader.get(variant, device, None if device == CPU else streams.resolve_stream(stream, device))
     transposed = lse_layout == "hn"
     to_e = base_ratio(bases[2], math.e)
     ratios = (base_ratio(bases[0], bases[2]), base_ratio(bases[1], bases[2]), to_e, 1 / to_e)
@@ -241,43 +238,3 @@ def check_merged_tokens(op: str, merged_tokens: int | None, tokens: int) -> None
         raise ArgumentError(
             f"{op}: prefill_tokens_with_context={merged_tokens}; expected 0 to {tokens}, the number of tokens"
         )
-
-
-def pack_of(value: Any, d: int) -> int:
-    """Elements of the widest access that an operand's address and strides allow."""
-    size = value.element_size()
-    strides = [stride * size for stride, n in zip(value.stride()[:-1], value.shape[:-1], strict=True) if n > 1]
-    return variants.widest_pack(size, d * size, value.data_ptr(), *strides)
-
-
-def is_wide(*operands: Any) -> bool:
-    """Whether a stride does not fit in 32 bits."""
-    return any(stride >= _WIDE_STRIDE for value in operands if value is not None for stride in value.stride())
-
-
-def base_ratio(base: float, out: float) -> float:
-    """What brings a logarithm from ``base`` to ``out``; exactly 1 where they are the same."""
-    return 1.0 if base == out else math.log(base) / math.log(out)
-
-
-def lse_strides(value: Any, transposed: bool) -> tuple[int, int]:
-    """(token stride, head stride)."""
-    if value is None:
-        return 0, 0
-    first, second = value.stride()
-    return (second, first) if transposed else (first, second)
-
-
-def geometry(tokens: int, heads: int, packs: int, device: int) -> tuple[launch.Dim3, launch.Dim3]:
-    """(grid, block): whole rows in a block, heads before tokens, a number of heads that divides all if possible."""
-    if device == CPU:
-        lanes, block_heads, block_tokens = 1, 1, 1
-    else:
-        lanes = min(packs, MAX_THREADS)
-        most = min(heads, MAX_THREADS // lanes)
-        divisor = max(n for n in range(1, most + 1) if heads % n == 0)
-        block_heads = divisor if 2 * divisor > most else most
-        block_tokens = max(min(MAX_THREADS // (lanes * block_heads), _MAX_BLOCK_Z, tokens), 1)
-    tiles = -(-tokens // block_tokens)
-    depth = -(-tiles // _MAX_GRID_Y)
-    return (-(-heads // block_heads), -(-tiles // depth), depth), (lanes, block_heads, block_tokens)

@@ -7,12 +7,13 @@ from typing import Any
 
 import torch
 
-from jitkern import dtypes, launch, loader, variants
+from jitkern import dtypes, launch, loader, streams, variants
 from jitkern.errors import ArgumentError
 from jitkern.loader import CPU
 from jitkern.ops import checks
-from jitkern.ops.pairwise import base_ratio, check_merged_tokens, is_wide, lse_strides, pack_of
+from jitkern.ops.pairwise import check_merged_tokens
 from jitkern.ops.pairwise_checks import FLOAT8, Extras, check
+from jitkern.ops.shapes import base_ratio, is_wide, lse_strides, pack_of
 
 OP = "merge_attn_states"
 _LAYOUT = "7Pq14q4I4fi0P"  # struct QuantiseParams of kernels_src/merge_quantise.cu
@@ -95,7 +96,7 @@ def _bind(
     constants = variants.make_constants(KERNEL, holes)
     chosen = checks.backend_for(OP, backend, out.device)
     variant = variants.Variant(KERNEL.name, checks.tag(a), pack, launch.target(device), constants, chosen)
-    function = loader.get(variant, device, None if device == CPU else launch.resolve_stream(stream, device))
+    function = loader.get(variant, device, None if device == CPU else streams.resolve_stream(stream, device))
     bases = checks.lse_bases(OP, lse_base)
     to_e = base_ratio(bases[2], math.e)
     values = [
