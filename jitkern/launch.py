@@ -204,14 +204,14 @@ def on(call: Call, stream: Any, *patch: Any) -> None:
     if _recording is not None and _recording.thread == threading.get_ident():
         _recording.calls.append((call, patch))
         return
-    call.patch(*patch)
+    call._patch(call._parameters, 0, *patch)
     again(call, stream)
 
 
 def again(call: Call, stream: Any = None) -> None:
     """Launch a call with its parameter block as it is."""
     if call._host:
-        call.relaunch(0)
+        call._entry(*call._launch)
         return
     ask = streams.torch_getters or streams.getters()
     device = call.function.device

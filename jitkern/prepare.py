@@ -42,13 +42,13 @@ def prepare(op: Callable[..., Any], *operands: Any, **options: Any) -> Prepared:
 
     Raises:
         ArgumentError: ``stream`` is given.
-        UnsupportedError: an operand requires a gradient.
+        UnsupportedError: an operand requires a gradient, or carries a forward-mode tangent.
         Whatever the op raises.
     """
     if "stream" in options:
         raise ArgumentError("prepare: stream= is given; give it to the prepared call, prepared(stream)")
     tensors = [x for x in (*operands, *options.values()) if getattr(x, "requires_grad", False)]
-    if tensors and derivatives.wanted(*tensors):
+    if tensors and derivatives.gradient_wanted(*tensors):
         raise UnsupportedError(
             "prepare: an operand requires a gradient, and a prepared call gives none; use torch.no_grad()"
         )

@@ -15,7 +15,7 @@ from jitkern.kernel.binding import Bound
 from jitkern.kernel.holes import Rule, find
 from jitkern.kernel.instance import Instance
 from jitkern.kernel.signature import declaration
-from jitkern.ops.checks import PerThread
+from jitkern.ops.recent import PerThread
 
 _NOTHING = object()  # what a call that launches no block is bound to
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import importlib
 
-_WITH_KERNELS = ("pairwise", "nway", "gradient", "quantised", "mla_plan", "mla_launch")
+_WITH_KERNELS = ("pairwise_bind", "nway", "gradient", "quantised", "mla_plan", "mla_launch")
 
 
 def register_all() -> None:

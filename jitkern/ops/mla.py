@@ -8,8 +8,10 @@ from typing import Any
 from jitkern import launch
 from jitkern.errors import ArgumentError
 from jitkern.ops import checks, mla_checks, mla_geometry, mla_launch, mla_plan, mla_torch
+from jitkern.ops.recent import PerThread
 
 OP = "MLADecode.run"
+_OPERANDS = ("out", "lse", "q", "k_cache", "block_table", "cache_seqlens")
 
 
 class MLADecode:
@@ -127,6 +129,7 @@ class MLADecode:
         op = mla_plan.OP
         mla_checks.lengths(op, cache_seqlens, self.device)
         mla_checks.count(op, num_requests, self.device)
+        checks.addresses(op, ("cache_seqlens", "num_requests"), (cache_seqlens, num_requests))
         q_len = self.max_q_len if q_len is None else q_len
         batch = int(cache_seqlens.shape[0])
         self._check_capacity(op, batch, q_len)
@@ -185,7 +188,7 @@ class MLADecode:
         if batch == 0 or q_len == 0:
             return out, lse
         operands = (out, lse, q, k_cache, block_table, cache_seqlens)
-        addresses = tuple(operand.data_ptr() for operand in operands)
+        addresses = checks.addresses(OP, _OPERANDS, operands)
         aligned = (addresses[2] | addresses[3]) % 16, addresses[0] % 8
         strides = tuple(operand.stride() for operand in operands[:5])
         key = (batch, q_len, strides, k_cache.shape[0], block_table.shape[1], aligned, softmax_scale, causal, lse_base)
@@ -216,7 +219,7 @@ class MLADecode:
             )
 
     def _keep(self, key: Any, calls: tuple[launch.Call, launch.Call]) -> tuple[launch.Call, launch.Call]:
-        if len(self._calls) >= checks.PerThread.limit:
+        if len(self._calls) >= PerThread.limit:
             self._calls.clear()
         self._calls[key] = calls
         return calls

@@ -112,7 +112,7 @@ def operands(
         checks.dtype(op, "lse", lse, torch.float32)
         checks.writable(op, "lse", lse)
         on_device(op, "lse", lse, made_for.device)
-    checks.no_gradient(op, q=q, k_cache=k_cache)
+    checks.no_gradient(op, q=q, k_cache=k_cache, out=out, lse=lse)
 
 
 def planned(op: str, plan: tuple[int, int, int] | None, batch: int, q_len: int, token: int | None) -> None:

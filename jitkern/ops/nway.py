@@ -7,13 +7,14 @@ from typing import Any
 
 import torch
 
-from jitkern import launch, loader, streams, variants
-from jitkern.errors import ArgumentError, UnsupportedError
+from jitkern import derivatives, launch, loader, streams, variants
+from jitkern.errors import ArgumentError
 from jitkern.loader import CPU
 from jitkern.ops import checks, validate
 from jitkern.ops.nway_checks import Inputs, check
+from jitkern.ops.recent import PerThread
 from jitkern.ops.shapes import base_ratio, geometry, is_wide, pack_of
-from jitkern.ops.state import wants_gradient
+from jitkern.ops.state import traced, wants_gradient
 
 OP = "merge_states"
 MAX_LIST = 256
@@ -27,7 +28,7 @@ KERNEL = variants.register(
         tuple((tag, pack, (("d", d),)) for tag, pack in (("f32", 4), ("f16", 8), ("bf16", 8)) for d in (128, 512)),
     )
 )
-_thread = checks.PerThread()
+_thread = PerThread()
 
 
 def merge_states(
@@ -63,8 +64,12 @@ def merge_states(
         ArgumentError: an operand does not fit; nothing has run.
     """
     tensors = [*v, *s] if isinstance(v, list | tuple) and isinstance(s, list | tuple) else [v, s]
-    if torch.compiler.is_compiling() or (out is None and out_lse is None and wants_gradient(*tensors, sink)):
+    tracing = traced()
+    if tracing or (out is None and out_lse is None and wants_gradient(*tensors, sink)):
         checks.current_stream_only(OP, stream, backend)
+        if not tracing:
+            with torch.no_grad():  # the checks refuse operands with a gradient
+                check(OP, Inputs(v, s, sink, num_valid, indptr, out, out_lse))
         return _through_op(v, s, out, out_lse, lse_base, sink, sink_in_lse, num_valid, indptr)
     inputs = Inputs(v, s, sink, num_valid, indptr, out, out_lse)
     if out is None or out_lse is None:
@@ -95,15 +100,15 @@ def launch_states(inputs: Inputs, lse_base: Any, sink_in_lse: bool, stream: Any,
         addresses = inputs.addresses()
         signature = (inputs.signature(addresses), lse_base, sink_in_lse, backend)
         bound = _thread.calls.get(signature)
-    except (AttributeError, TypeError, RuntimeError):  # no tensor, no storage, cannot be hashed: the checks say what
-        pass
-    if bound is None or wants_gradient(*inputs.values, *inputs.logs, inputs.sink, inputs.out):
+    except checks.ODD:
+        signature = bound = None
+    if bound is None or derivatives.wanted(*inputs.outputs_and_inputs()):
         check(OP, inputs)
         _bases(lse_base)
-        if addresses is None:
-            raise UnsupportedError(f"{OP}: operands have no memory of their own (vmap and the like); loop over them")
-        bound = (_bind(inputs, inputs.addresses(), lse_base, sink_in_lse, stream, backend),)
-        _thread.keep(signature, bound)
+        addresses = inputs.addresses()
+        bound = (_bind(inputs, addresses, lse_base, sink_in_lse, stream, backend),)
+        if signature is not None:
+            _thread.keep(signature, bound)
     (call,) = bound
     if validate.wanted():
         _validate(inputs)

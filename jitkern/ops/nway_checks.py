@@ -52,6 +52,10 @@ class Inputs:
         inputs.is_list = self.is_list
         return inputs
 
+    def outputs_and_inputs(self) -> list[Any]:
+        """All that can have a derivative."""
+        return [x for x in (*self.values, *self.logs, self.sink, self.out, self.out_lse) if x is not None]
+
     def addresses(self) -> tuple[int, ...]:
         """In the parameter block's order: values, logs, out, out_lse, sink, num_valid, indptr."""
         optional = (self.out, self.out_lse, self.sink, self.num_valid, self.indptr)
@@ -72,6 +76,7 @@ class Inputs:
             alignment & 15,
             self.shares_lse(),
             self.overlap(),
+            addresses.count(0),  # more than the bound call's: one has no memory of its own
             *(None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.is_neg()) for x in operands),
         )
 
@@ -147,6 +152,7 @@ def check(op: str, inputs: Inputs) -> None:
     _check_outputs(op, inputs)
     named = {f"v{i}": x for i, x in enumerate(inputs.values)} | {f"s{i}": x for i, x in enumerate(inputs.logs)}
     device = checks.same_device(op, **named, out=inputs.out, out_lse=inputs.out_lse)
+    checks.memory(op, **named, out=inputs.out, out_lse=inputs.out_lse)
     tokens, heads, _ = inputs.out_shape
     vectors = (("sink", inputs.sink, heads, torch.float32), ("num_valid", inputs.num_valid, tokens, torch.int32))
     for name, value, length, kind in (*vectors, ("indptr", inputs.indptr, tokens + 1, torch.int32)):
