@@ -59,7 +59,10 @@ class Settings:
         default=True, metadata={"help": "launch kernels that wait for their predecessor before it has finished"}
     )
     threads: int = field(default=0, metadata={"help": "threads of a CPU kernel; 0: as many as torch uses"})
-    validate: bool = field(default=False, metadata={"help": "also check values on the device, at the cost of a sync"})
+    validate: bool = field(
+        default=False,
+        metadata={"help": "also check, at every call, values on the device (a sync) and shared memory"},
+    )
 
 
 _PREFIX = "JITKERN_"

@@ -7,7 +7,7 @@ from typing import Any
 
 from jitkern import launch
 from jitkern.errors import ArgumentError
-from jitkern.ops import checks, mla_checks, mla_geometry, mla_launch, mla_plan, mla_torch
+from jitkern.ops import checks, mla_checks, mla_geometry, mla_launch, mla_plan, mla_torch, overlap
 from jitkern.ops.recent import PerThread
 
 OP = "MLADecode.run"
@@ -196,6 +196,8 @@ class MLADecode:
         if calls is None:
             scale = self.head_dim**-0.5 if softmax_scale is None else float(softmax_scale)
             base = checks.lse_base(OP, lse_base)
+            named = dict(zip(_OPERANDS, operands, strict=True))
+            overlap.refuse(OP, {name: named.pop(name) for name in ("out", "lse")}, named, set())
             calls = self._keep(key, mla_launch.bind(self, operands, scale, bool(causal), base, stream))
         for call in calls:
             launch.on(call, stream, *addresses)

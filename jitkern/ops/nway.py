@@ -11,7 +11,7 @@ from jitkern import derivatives, launch, loader, streams, variants
 from jitkern.errors import ArgumentError
 from jitkern.loader import CPU
 from jitkern.ops import checks, validate
-from jitkern.ops.nway_checks import Inputs, check
+from jitkern.ops.nway_checks import Inputs, check, check_overlaps
 from jitkern.ops.recent import PerThread
 from jitkern.ops.shapes import base_ratio, geometry, is_wide, pack_of
 from jitkern.ops.state import traced, wants_gradient
@@ -128,6 +128,7 @@ def launch_states(inputs: Inputs, lse_base: Any, sink_in_lse: bool, stream: Any,
 
 
 def _validate(inputs: Inputs) -> None:
+    check_overlaps(OP, inputs)
     heads, d = inputs.values[0].shape[-2:]
     pairs = [
         (f"v{i}", value.reshape(-1, heads, d), f"s{i}", log.reshape(-1, heads))

@@ -10,7 +10,7 @@ from jitkern import derivatives, launch, variants
 from jitkern.errors import ArgumentError
 from jitkern.ops import checks, validate
 from jitkern.ops.pairwise_bind import bind
-from jitkern.ops.pairwise_checks import Extras, check
+from jitkern.ops.pairwise_checks import Extras, check, check_overlaps
 from jitkern.ops.recent import PerThread, RecentCalls
 
 _NOTHING = Extras()
@@ -87,7 +87,7 @@ def merge(
             _thread.keep(signature, bound)
     call, tokens, between = bound
     if validate.wanted():
-        _validate(op, names, lse_layout, (a, a_lse, b, b_lse), extras or _NOTHING, tokens)
+        _validate(op, names, lse_layout, (out, out_lse, a, a_lse, b, b_lse), extras or _NOTHING, tokens)
     elif extras is None and call is not None:  # what is remembered is not looked at again
         tensors = _tensors(out, out_lse, a, a_lse, b, b_lse)
         options = (lse_layout, lse_base, backend, len(tensors), _relations(*addresses))
@@ -101,9 +101,10 @@ def merge(
 
 
 def _validate(
-    op: str, names: tuple[str, ...], lse_layout: str, inputs: tuple[Any, ...], extras: Extras, tokens: int
+    op: str, names: tuple[str, ...], lse_layout: str, operands: tuple[Any, ...], extras: Extras, tokens: int
 ) -> None:
-    a, a_lse, b, b_lse = inputs
+    check_overlaps(op, dict(zip(names, operands, strict=True)), extras)
+    _, _, a, a_lse, b, b_lse = operands
     logs = (a_lse, b_lse) if lse_layout == "nh" else (a_lse.T, b_lse.T)
     pairs = [(names[2], a, names[3], logs[0]), (names[4], b, names[5], logs[1])]
     scales = {"output_scale": extras.out_scale, "prefix_scale": extras.a_scale, "suffix_scale": extras.b_scale}

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from jitkern.errors import ArgumentError
-from jitkern.ops import checks
+from jitkern.ops import checks, overlap
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _WIDE = (torch.float32, torch.float16, torch.bfloat16)
@@ -63,6 +63,7 @@ def check(op: str, state: dict[str, Any], lse_layout: str, extras: Extras) -> No
         checks.writable(op, out_lse_name, out_lse)
     _check_aliases(op, state)
     _check_extras(op, extras, tokens, device)
+    check_overlaps(op, state, extras)
     checks.no_gradient(op, **state, **_scales(extras))
 
 
@@ -107,6 +108,17 @@ def _check_aliases(op: str, state: dict[str, Any]) -> None:
                     f" {list(output.stride())} instead of {value.dtype} with {list(value.stride())};"
                     " an output may be an input only as the same view of it"
                 )
+
+
+def check_overlaps(op: str, state: dict[str, Any], extras: Extras, further_output: Any = None) -> None:
+    """Outputs share no memory with anything, unless one is an input as the same view of it."""
+    (out_name, out), (out_lse_name, out_lse), *inputs = state.items()
+    same = {(out_name, name) for name, x in inputs[::2] if overlap.same_view(out, x)}
+    same |= {(out_lse_name, name) for name, x in inputs[1::2] if overlap.same_view(out_lse, x)}
+    rows = "mask" if extras.row_op_is_mask else "row_op"
+    further = {**_scales(extras), rows: extras.row_op, "prefill_tokens_with_context": extras.merged_tokens}
+    outputs = {out_name: out, out_lse_name: out_lse, "output_group_scale": further_output}
+    overlap.refuse(op, outputs, {**dict(inputs), **further}, same)
 
 
 def _scales(extras: Extras) -> dict[str, Any]:

@@ -12,7 +12,7 @@ from jitkern.errors import ArgumentError
 from jitkern.loader import CPU
 from jitkern.ops import checks, validate
 from jitkern.ops.pairwise import check_merged_tokens
-from jitkern.ops.pairwise_checks import FLOAT8, Extras, check
+from jitkern.ops.pairwise_checks import FLOAT8, Extras, check, check_overlaps
 from jitkern.ops.recent import PerThread
 from jitkern.ops.shapes import base_ratio, is_wide, lse_strides, pack_of
 
@@ -63,7 +63,7 @@ def merge_quantised(
             _thread.keep(signature, bound)
     call, tokens = bound
     if validate.wanted():
-        _validate(state)
+        _validate(state, scale)
     k = tokens if merged_tokens is None else merged_tokens
     check_merged_tokens(OP, k, tokens)
     if call is not None:
@@ -77,7 +77,8 @@ def _relations(addresses: list[int]) -> tuple[Any, ...]:
     return low_bits, addresses.count(0), out == a, out == b, out_lse == a_lse, out_lse == b_lse
 
 
-def _validate(state: dict[str, Any]) -> None:
+def _validate(state: dict[str, Any], scale: Any) -> None:
+    check_overlaps(OP, state, Extras(), scale)
     (_, _), (_, _), (a_name, a), (a_lse_name, a_lse), (b_name, b), (b_lse_name, b_lse) = state.items()
     validate.check_values(OP, [(a_name, a, a_lse_name, a_lse.T), (b_name, b, b_lse_name, b_lse.T)], {}, {})
 
@@ -104,6 +105,7 @@ def _check(state: dict[str, Any], scale: Any, power_of_two: Any) -> None:
             f"{OP}: output_group_scale has shape {list(scale.shape)}; expected [{tokens}, groups], where the groups are"
             f" equal parts of the {heads * d} elements of a token, and at most {_MAX_SHARED_GROUPS}"
         )
+    check_overlaps(OP, state, Extras(), scale)
 
 
 def _bind(
