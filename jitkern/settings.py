@@ -38,6 +38,13 @@ class Settings:
         default="jit",
         metadata={"help": "jit: compile on a miss; hit-only: a miss raises", "one_of": ("jit", "hit-only")},
     )
+    freeze: str = field(
+        default="off",
+        metadata={
+            "help": "what a compile is where everything should be warm, as jitkern.freeze has it",
+            "one_of": ("off", "event", "warning", "error"),
+        },
+    )
     backend: str = field(
         default="auto",
         metadata={"help": "the default of backend=", "one_of": ("auto", "nvrtc", "nvcc", "cpu")},
