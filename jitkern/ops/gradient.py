@@ -10,7 +10,7 @@ import torch
 from jitkern import launch, loader, streams, variants
 from jitkern.loader import CPU
 from jitkern.ops import checks
-from jitkern.ops.nway import KERNEL as FORWARD
+from jitkern.ops.kernels import BACKWARD as KERNEL
 from jitkern.ops.nway import list_room
 from jitkern.ops.nway_checks import Inputs
 from jitkern.ops.shapes import base_ratio, is_wide
@@ -19,8 +19,6 @@ OP = "merge_backward"
 _ROWS = "PPqqI{0}q{0}q"  # struct Rows of kernels_src/include/partials.cuh
 _LAYOUT = "{1}P{1}P3P" + _ROWS + "0q" + _ROWS + "4qq2I4{2}i0P"  # struct BackwardParams of kernels_src/merge_backward.cu
 _WARP, _ROWS_PER_BLOCK, _MAX_GRID_Y = 32, 4, 65535
-
-KERNEL = variants.register(variants.Kernel(OP, FORWARD.constants, FORWARD.common))
 
 
 def merge_backward(

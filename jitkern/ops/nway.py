@@ -11,6 +11,7 @@ from jitkern import derivatives, launch, loader, streams, variants
 from jitkern.errors import ArgumentError
 from jitkern.loader import CPU
 from jitkern.ops import checks, validate
+from jitkern.ops.kernels import STATES as KERNEL
 from jitkern.ops.nway_checks import Inputs, check, check_overlaps
 from jitkern.ops.recent import PerThread
 from jitkern.ops.shapes import base_ratio, geometry, is_wide, pack_of
@@ -21,13 +22,6 @@ MAX_LIST = 256
 _ROWS = "PPqqI{0}q{0}q"  # struct Rows of kernels_src/include/partials.cuh; {0}: twice the room of the list
 _LAYOUT = "{1}P3P" + _ROWS + "4q2I3{2}2i0P"  # struct StatesParams of kernels_src/merge_states.cu
 
-KERNEL = variants.register(
-    variants.Kernel(
-        OP,
-        {"d": None, "list": 1, "stride": 32},
-        tuple((tag, pack, (("d", d),)) for tag, pack in (("f32", 4), ("f16", 8), ("bf16", 8)) for d in (128, 512)),
-    )
-)
 _thread = PerThread()
 
 

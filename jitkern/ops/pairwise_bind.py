@@ -9,25 +9,12 @@ from jitkern import dtypes, launch, loader, streams, variants
 from jitkern.errors import ArgumentError
 from jitkern.loader import CPU
 from jitkern.ops import checks
+from jitkern.ops.kernels import PAIR as KERNEL
 from jitkern.ops.pairwise_checks import Extras
 from jitkern.ops.shapes import base_ratio, geometry, is_wide, lse_strides, pack_of
 
 _LAYOUT = "6Pq2I4{0}2i5P12q0P"  # struct MergeParams of kernels_src/merge_attn_states.cu; {0}: f, or d beside float64
 _PATCH, _PATCH_WITH_EXTRAS = "6Pq", "6Pq2I4{0}2i5P"
-_HEAD_SIZES = (64, 128, 256, 512)
-
-KERNEL = variants.register(
-    variants.Kernel(
-        "merge_attn_states",
-        {"d": None, "dense": 0, "out": "", "stride": 32, "control": 0},
-        tuple(
-            (tag, pack, (("d", d), ("dense", dense)))
-            for tag, pack in (("f32", 4), ("f16", 8), ("bf16", 8))
-            for d in _HEAD_SIZES
-            for dense in (1, 2)
-        ),
-    )
-)
 
 
 def bind(

@@ -11,6 +11,7 @@ from jitkern import derivatives, dtypes, launch, loader, streams, variants
 from jitkern.errors import ArgumentError
 from jitkern.loader import CPU
 from jitkern.ops import checks, validate
+from jitkern.ops.kernels import QUANTISE as KERNEL
 from jitkern.ops.pairwise import check_merged_tokens
 from jitkern.ops.pairwise_checks import FLOAT8, Extras, check, check_overlaps
 from jitkern.ops.recent import PerThread
@@ -21,9 +22,6 @@ _LAYOUT = "7Pq14q4I4fi0P"  # struct QuantiseParams of kernels_src/merge_quantise
 _PATCH = "7Pq"
 _THREADS = 256
 _MAX_SHARED_GROUPS = 12 * 1024  # 48 KiB
-_COMMON = tuple((tag, 8, (("d", d), ("out", "jitkern::e4m3"))) for tag in ("f16", "bf16") for d in (128,))
-
-KERNEL = variants.register(variants.Kernel("merge_quantise", {"d": None, "out": None, "stride": 32}, _COMMON))
 _thread = PerThread()
 
 
