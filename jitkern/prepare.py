@@ -45,6 +45,9 @@ def prepare(op: Callable[..., Any], *operands: Any, **options: Any) -> Prepared:
         UnsupportedError: an operand requires a gradient, or carries a forward-mode tangent.
         Whatever the op raises.
     """
+    given: Any = op
+    if not callable(given) or isinstance(given, type):
+        raise ArgumentError(f"prepare: op is {op!r}; expected an op of jitkern, such as jitkern.merge_attn_states")
     if "stream" in options:
         raise ArgumentError("prepare: stream= is given; give it to the prepared call, prepared(stream)")
     tensors = [x for x in (*operands, *options.values()) if getattr(x, "requires_grad", False)]

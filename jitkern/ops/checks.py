@@ -11,7 +11,8 @@ from jitkern.loader import CPU
 
 # What operands raise that are no tensors, have no memory or cannot be hashed; the checks then say what is wrong.
 # The warning is one that was made an error: a FakeTensor that is asked for its address.
-ODD = (AttributeError, TypeError, RuntimeError, Warning)
+# The last two are what numpy's numbers and arrays raise when they are compared.
+ODD = (AttributeError, TypeError, RuntimeError, Warning, ValueError, ArithmeticError)
 WRAPPED = (
     "is wrapped by a transform (torch.vmap, torch.func.grad, jvp, functionalize and the like), which a kernel cannot"
     " follow; call the op outside of it: fold the mapped dimension into the tokens, or loop, and take gradients with"
@@ -188,6 +189,12 @@ def current_stream_only(op: str, stream: Any, backend: str) -> None:
         )
 
 
+def flag(op: str, name: str, value: Any) -> None:
+    """Require a bool: a tensor would be read by the host, and a number may have been meant for its neighbour."""
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{op}: {name}={value!r}; expected True or False")
+
+
 def lse_bases(op: str, base: Any) -> tuple[float, float, float]:
     """The bases of the first L, the second L and the output's; one base stands for all three."""
     if isinstance(base, tuple):
@@ -205,7 +212,10 @@ def lse_base(op: str, base: Any) -> float:
     """
     number = BASES.get(str(base))
     if number is None and isinstance(base, int | float) and not isinstance(base, bool):
-        number = float(base)
+        try:
+            number = float(base)
+        except OverflowError:
+            number = math.inf
     if number is None or not 1 < number < math.inf:
         raise ArgumentError(f'{op}: lse_base={base!r}; expected "e", "2", "10" or a number above 1')
     return number
@@ -214,6 +224,8 @@ def lse_base(op: str, base: Any) -> float:
 def backend_for(op: str, backend: str, device: Any) -> str:
     """The backend for tensors on a device."""
     allowed = ("nvrtc", "nvcc") if device.type == "cuda" else ("cpu",)
+    if not isinstance(backend, str):
+        raise ArgumentError(f"{op}: backend is a {type(backend).__name__}; expected auto or {' or '.join(allowed)}")
     chosen = settings.get().backend if backend == "auto" else backend
     if chosen == "auto" or (backend == "auto" and chosen not in allowed):
         return allowed[0]

@@ -74,7 +74,12 @@ def merge_attn_states(
         if pairwise.again("hn", output, output_lse, a, a_lse, b, b_lse, k, lse_base, stream, backend):
             return
     inputs = (prefix_output, prefix_lse, suffix_output, suffix_lse)
-    if k is not None and not isinstance(k, int):
+    if k is not None and not isinstance(k, int | torch.SymInt):
+        if not isinstance(k, torch.Tensor):
+            raise ArgumentError(
+                f"{OP}: prefill_tokens_with_context is a {type(k).__name__}; expected an int, one int32 on the device"
+                " or None"
+            )
         extras, k = Extras(merged_tokens=k), None
     if output_scale is not None or prefix_scale is not None or suffix_scale is not None:
         extras = (extras or Extras())._replace(out_scale=output_scale, a_scale=prefix_scale, b_scale=suffix_scale)

@@ -177,6 +177,7 @@ class MLADecode:
             traced = (self._plan.storage, q, k_cache, block_table, cache_seqlens)
             results = torch.ops.jitkern.mla_run(*traced, softmax_scale, causal, base, self._number_in_graphs)
             return self._copied(results, out, lse)
+        checks.flag(OP, "causal", causal)
         mla_checks.operands(OP, self, q, k_cache, block_table, cache_seqlens, out, lse)
         batch, q_len = q.shape[:2]
         self._check_capacity(OP, batch, q_len)
@@ -192,9 +193,12 @@ class MLADecode:
         aligned = (addresses[2] | addresses[3]) % 16, addresses[0] % 8
         strides = tuple(operand.stride() for operand in operands[:5])
         key = (batch, q_len, strides, k_cache.shape[0], block_table.shape[1], aligned, softmax_scale, causal, lse_base)
-        calls = self._calls.get(key)
+        try:
+            calls = self._calls.get(key)
+        except checks.ODD:  # cannot be hashed or compared
+            calls = None
         if calls is None:
-            scale = self.head_dim**-0.5 if softmax_scale is None else float(softmax_scale)
+            scale = mla_checks.scale(OP, softmax_scale, self.head_dim)
             base = checks.lse_base(OP, lse_base)
             named = dict(zip(_OPERANDS, operands, strict=True))
             overlap.refuse(OP, {name: named.pop(name) for name in ("out", "lse")}, named, set())
@@ -215,7 +219,7 @@ class MLADecode:
             raise ArgumentError(
                 f"{op}: {batch} requests; this object was made for at most {self.max_batch} (max_batch)"
             )
-        if not 0 <= q_len <= self.max_q_len:
+        if type(q_len) is not int or not 0 <= q_len <= self.max_q_len:
             raise ArgumentError(
                 f"{op}: {q_len} query tokens a request; this object was made for at most {self.max_q_len} (max_q_len)"
             )

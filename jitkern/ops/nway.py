@@ -89,6 +89,7 @@ def _through_op(
 
 def launch_states(inputs: Inputs, lse_base: Any, sink_in_lse: bool, stream: Any, backend: str) -> None:
     """Launch with outputs that are there."""
+    checks.flag(OP, "sink_in_lse", sink_in_lse)
     signature = addresses = bound = None
     try:
         addresses = inputs.addresses()

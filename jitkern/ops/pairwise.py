@@ -14,6 +14,7 @@ from jitkern.ops.pairwise_checks import Extras, check, check_overlaps
 from jitkern.ops.recent import PerThread, RecentCalls
 
 _NOTHING = Extras()
+_PLAIN = (str, int, float, tuple)  # numpy's numbers compare as arrays
 _PACK_MASK = variants.PACK_BYTES - 1
 
 _thread = PerThread()
@@ -76,7 +77,7 @@ def merge(
         bound = _thread.calls.get(signature)
     except checks.ODD:
         signature = bound = None
-    if bound is None or derivatives.wanted(out, a, a_lse, b, b_lse, *scales):
+    if bound is None or derivatives.wanted(out, a, a_lse, b, b_lse, *scales, *(() if out_lse is None else (out_lse,))):
         state = dict(zip(names, (out, out_lse, a, a_lse, b, b_lse), strict=True))
         check(op, state, lse_layout, extras or _NOTHING)
         checks.lse_bases(op, lse_base)
@@ -88,7 +89,7 @@ def merge(
     call, tokens, between = bound
     if validate.wanted():
         _validate(op, names, lse_layout, (out, out_lse, a, a_lse, b, b_lse), extras or _NOTHING, tokens)
-    elif extras is None and call is not None:  # what is remembered is not looked at again
+    elif extras is None and call is not None and type(lse_base) in _PLAIN:  # it is not looked at again
         tensors = _tensors(out, out_lse, a, a_lse, b, b_lse)
         options = (lse_layout, lse_base, backend, len(tensors), _relations(*addresses))
         _recent.remember(options, tensors, bound)
@@ -149,29 +150,31 @@ def again(
             return False  # the guard would end the process
         o, x, y, lx, ly = out.data_ptr(), a.data_ptr(), b.data_ptr(), a_lse.data_ptr(), b_lse.data_ptr()
         lo = 0 if out_lse is None else out_lse.data_ptr()
+        if out is a and out_lse is a_lse:  # as _tensors has it
+            tensors: tuple[Any, ...] = (out, b, a_lse, b_lse)
+        else:
+            tensors = (out, a, b, a_lse, b_lse) if out_lse is None else (out, a, b, a_lse, b_lse, out_lse)
+        relations = (o | x | y) & _PACK_MASK, o == x, o == y, lo == lx, lo == ly
+        options = (lse_layout, lse_base, backend, len(tensors), relations)
+        for recent in _recent.entries:
+            if recent.options == options and recent.same(*tensors):
+                break
+        else:
+            return False
     except checks.ODD:
         return False
-    if out is a and out_lse is a_lse:  # as _tensors has it
-        tensors: tuple[Any, ...] = (out, b, a_lse, b_lse)
-    else:
-        tensors = (out, a, b, a_lse, b_lse) if out_lse is None else (out, a, b, a_lse, b_lse, out_lse)
-    relations = (o | x | y) & _PACK_MASK, o == x, o == y, lo == lx, lo == ly
-    options = (lse_layout, lse_base, backend, len(tensors), relations)
-    for recent in _recent.entries:
-        if recent.options == options and recent.same(*tensors):
-            call, tokens, _ = recent.call
-            if merged_tokens is None:
-                merged_tokens = tokens
-            elif type(merged_tokens) is not int or not 0 <= merged_tokens <= tokens:
-                return False
-            launch.on(call, stream, o, lo, x, lx, y, ly, merged_tokens)
-            return True
-    return False
+    call, tokens, _ = recent.call
+    if merged_tokens is None:
+        merged_tokens = tokens
+    elif type(merged_tokens) is not int or not 0 <= merged_tokens <= tokens:
+        return False
+    launch.on(call, stream, o, lo, x, lx, y, ly, merged_tokens)
+    return True
 
 
 def check_merged_tokens(op: str, merged_tokens: int | None, tokens: int) -> None:
     """Refuse a number of merged tokens that there cannot be."""
-    if merged_tokens is not None and not 0 <= merged_tokens <= tokens:
+    if merged_tokens is not None and (type(merged_tokens) is not int or not 0 <= merged_tokens <= tokens):
         raise ArgumentError(
             f"{op}: prefill_tokens_with_context={merged_tokens}; expected 0 to {tokens}, the number of tokens"
         )

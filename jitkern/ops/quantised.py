@@ -43,6 +43,7 @@ def merge_quantised(
         merged_tokens: tokens from this one on are copies of the suffix, quantised too.
         lse_base, stream, backend: as in :func:`jitkern.merge_attn_states`.
     """
+    checks.flag(OP, "scale_ue8m0", power_of_two)
     operands = (*state.values(), scale)
     signature: Any = None
     bound = None
@@ -54,7 +55,7 @@ def merge_quantised(
     except checks.ODD:
         signature = None
     if bound is None or derivatives.wanted(*[x for x in operands if x is not None]):
-        _check(state, scale, power_of_two)
+        _check(state, scale)
         addresses = [0 if x is None else x.data_ptr() for x in operands]
         bound = _bind(operands, addresses, power_of_two, lse_base, stream, backend)
         if signature is not None:
@@ -81,9 +82,7 @@ def _validate(state: dict[str, Any], scale: Any) -> None:
     validate.check_values(OP, [(a_name, a, a_lse_name, a_lse.T), (b_name, b, b_lse_name, b_lse.T)], {}, {})
 
 
-def _check(state: dict[str, Any], scale: Any, power_of_two: Any) -> None:
-    if not isinstance(power_of_two, bool):
-        raise ArgumentError(f"{OP}: scale_ue8m0={power_of_two!r}; expected True or False")
+def _check(state: dict[str, Any], scale: Any) -> None:
     out = state["output"]
     checks.tensor(OP, "output", out, 3, "[tokens, heads, head size]")
     checks.dtype(OP, "output", out, *FLOAT8)
