@@ -30,12 +30,16 @@ def _ask() -> _Getters:
 
 def gradient_wanted(*operands: Any) -> bool:
     """Whether autograd is on and one of the operands requires a gradient."""
-    return bool((_getters or _ask()).is_grad_enabled()) and any(operand.requires_grad for operand in operands)
+    if (_getters or _ask()).is_grad_enabled():
+        for operand in operands:  # a generator in any() would cost more than all the rest
+            if operand.requires_grad:
+                return True
+    return False
 
 
 def wanted(*operands: Any) -> bool:
     """Whether operands may have to be refused: a gradient is wanted, or forward mode is on, whoever has a tangent."""
-    return bool((_getters or _ask()).forward_ad._current_level >= 0) or gradient_wanted(*operands)
+    return (_getters or _ask()).forward_ad._current_level >= 0 or gradient_wanted(*operands)
 
 
 def with_tangent(operands: Mapping[str, Any]) -> list[str]:
