@@ -77,6 +77,8 @@ def forget() -> None:
 def freeze(late: str = "warning") -> None:
     """Say that everything is warm: a compile from now on is an ``event``, a ``warning`` (once each) or an ``error``.
 
+    ``JITKERN_FREEZE`` says the same of a whole process, warm-up included; this call goes before it.
+
     Args:
         late: what a later compile is; the event ``late_compile`` is reported in each case.
 
@@ -90,7 +92,7 @@ def freeze(late: str = "warning") -> None:
 
 
 def thaw() -> None:
-    """Take :func:`freeze` back."""
+    """Take :func:`freeze` back: then what ``JITKERN_FREEZE`` says holds, if anything."""
     global _late
     _late = None
 
@@ -190,16 +192,18 @@ def _allow_compile(variant: Variant) -> None:
             f"{variant.name} is not cached ({where}) and JITKERN_MODE is hit-only. Fill the cache where compiling is"
             f" allowed: jitkern warm {variant.kernel} --target {variant.target}"
         )
-    if _late is None:
+    late = _late or settings.get().freeze
+    if late == "off":
         return
-    events.report("late_compile", variant.name, detail=_late)
+    events.report("late_compile", variant.name, detail=late)
+    who = "freeze() said" if _late else f"JITKERN_FREEZE={late} says"
     message = (
-        f"{variant.name} is not cached ({where}), and freeze() said that everything is warm;"
-        f" add {variant.warmup_line()}"
+        f"{variant.name} is not cached ({where}), and {who} that everything is warm; add {variant.warmup_line()},"
+        f" or fill the cache before: jitkern warm {variant.kernel} --target {variant.target}"
     )
-    if _late == "error":
+    if late == "error":
         raise MissError(message)
-    if _late == "warning":
+    if late == "warning":
         events.warn_once(f"late {variant.name}", f"{message}; compiling it now")
 
 

@@ -1,4 +1,4 @@
-"""Launching: the caller's device and stream, and a call whose arguments are bound once.
+"""Launching: a call whose arguments are bound once, on the caller's device and stream.
 
 A :class:`Call` holds a function, a grid and a packed parameter block. Launching it again with other pointers writes
 those pointers into the block and makes one call into the driver: no allocation, no synchronisation, no look-up.
@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from jitkern import driver, settings
+from jitkern import driver, settings, streams
 from jitkern.errors import ArgumentError, LaunchError
 from jitkern.loader import CPU, Function
 
@@ -27,29 +27,6 @@ _PDL = 6  # CU_LAUNCH_ATTRIBUTE_PROGRAMMATIC_STREAM_SERIALIZATION
 _EARLY = ctypes.create_string_buffer(_PDL_ATTRIBUTE.pack(_PDL, 1))
 _BYTES_PER_THREAD = 256 * 1024
 _MAX_GRID = (2**31 - 1, 65535, 65535)
-
-
-def stream_handle(stream: Any, device: int) -> int:
-    """The raw handle of a stream: an int as it is (0 too), a torch or CuPy stream, anything with ``__cuda_stream__``.
-
-    Raises:
-        ArgumentError: it is none of these, or belongs to another device.
-    """
-    if isinstance(stream, int) and not isinstance(stream, bool):
-        return stream
-    owner = getattr(getattr(stream, "device", None), "index", None)
-    if owner is not None and owner != device:
-        raise ArgumentError(
-            f"stream= belongs to cuda:{owner}, the tensors to cuda:{device}; pass a stream of their device"
-        )
-    for name in ("cuda_stream", "ptr"):
-        handle = getattr(stream, name, None)
-        if isinstance(handle, int):
-            return handle
-    protocol = getattr(stream, "__cuda_stream__", None)
-    if protocol is not None:
-        return int((protocol() if callable(protocol) else protocol)[1])
-    raise ArgumentError(f"stream={stream!r}: expected a torch.cuda.Stream, a CuPy stream, an int handle or None")
 
 
 def host_threads(work: int) -> int:
@@ -191,44 +168,9 @@ class Call:
         raise LaunchError(what)
 
 
-class _Torch:
-    """torch's current device and stream by their quickest getters, looked up at the first launch."""
-
-    def __init__(self) -> None:
-        import torch
-
-        private = torch._C
-        self.current_device: Any = getattr(private, "_cuda_getDevice", None) or torch.cuda.current_device
-        self.current_stream: Any = getattr(private, "_cuda_getCurrentRawStream", None) or (
-            lambda device: torch.cuda.current_stream(device).cuda_stream
-        )
-        self.on_device: Any = torch.cuda.device
-        self.is_grad_enabled: Any = torch.is_grad_enabled
-
-
-_torch: _Torch | None = None
-
-
-def _getters() -> _Torch:
-    global _torch
-    if _torch is None:
-        _torch = _Torch()
-    return _torch
-
-
-def gradient_wanted(*operands: Any) -> bool:
-    """Whether autograd is on and one of the operands requires a gradient."""
-    return bool(_getters().is_grad_enabled()) and any(operand.requires_grad for operand in operands)
-
-
 def target(device: int) -> str:
     """The target of a device: ``cpu``, or the exact ``sm_XX``."""
     return "cpu" if device == CPU else driver.target(device)
-
-
-def resolve_stream(stream: Any, device: int) -> int:
-    """The handle of ``stream``, or of torch's current stream of the device, asked anew at every call."""
-    return int(_getters().current_stream(device)) if stream is None else stream_handle(stream, device)
 
 
 class Recording:
@@ -262,18 +204,18 @@ def on(call: Call, stream: Any, *patch: Any) -> None:
     if _recording is not None and _recording.thread == threading.get_ident():
         _recording.calls.append((call, patch))
         return
-    call.patch(*patch)
+    call._patch(call._parameters, 0, *patch)
     again(call, stream)
 
 
 def again(call: Call, stream: Any = None) -> None:
     """Launch a call with its parameter block as it is."""
     if call._host:
-        call.relaunch(0)
+        call._entry(*call._launch)
         return
-    ask = _torch or _getters()
+    ask = streams.torch_getters or streams.getters()
     device = call.function.device
-    handle = ask.current_stream(device) if stream is None else stream_handle(stream, device)
+    handle = ask.current_stream(device) if stream is None else streams.stream_handle(stream, device)
     if ask.current_device() == device:
         call.relaunch(handle)
         return

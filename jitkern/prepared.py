@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Callable
 from typing import Any
 
-from jitkern import launch
+from jitkern import derivatives, launch
 from jitkern.errors import ArgumentError, UnsupportedError
 
 
@@ -42,13 +42,16 @@ def prepare(op: Callable[..., Any], *operands: Any, **options: Any) -> Prepared:
 
     Raises:
         ArgumentError: ``stream`` is given.
-        UnsupportedError: an operand requires a gradient.
+        UnsupportedError: an operand requires a gradient, or carries a forward-mode tangent.
         Whatever the op raises.
     """
+    given: Any = op
+    if not callable(given) or isinstance(given, type):
+        raise ArgumentError(f"prepare: op is {op!r}; expected an op of jitkern, such as jitkern.merge_attn_states")
     if "stream" in options:
         raise ArgumentError("prepare: stream= is given; give it to the prepared call, prepared(stream)")
     tensors = [x for x in (*operands, *options.values()) if getattr(x, "requires_grad", False)]
-    if tensors and launch.gradient_wanted(*tensors):
+    if tensors and derivatives.gradient_wanted(*tensors):
         raise UnsupportedError(
             "prepare: an operand requires a gradient, and a prepared call gives none; use torch.no_grad()"
         )

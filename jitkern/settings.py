@@ -38,6 +38,13 @@ class Settings:
         default="jit",
         metadata={"help": "jit: compile on a miss; hit-only: a miss raises", "one_of": ("jit", "hit-only")},
     )
+    freeze: str = field(
+        default="off",
+        metadata={
+            "help": "what a compile is where everything should be warm, as jitkern.freeze has it",
+            "one_of": ("off", "event", "warning", "error"),
+        },
+    )
     backend: str = field(
         default="auto",
         metadata={"help": "the default of backend=", "one_of": ("auto", "nvrtc", "nvcc", "cpu")},
@@ -59,7 +66,10 @@ class Settings:
         default=True, metadata={"help": "launch kernels that wait for their predecessor before it has finished"}
     )
     threads: int = field(default=0, metadata={"help": "threads of a CPU kernel; 0: as many as torch uses"})
-    validate: bool = field(default=False, metadata={"help": "also check values on the device, at the cost of a sync"})
+    validate: bool = field(
+        default=False,
+        metadata={"help": "also check, at every call, values on the device (a sync) and shared memory"},
+    )
 
 
 _PREFIX = "JITKERN_"

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 
 from jitkern.ops import mla_torch
+from jitkern.ops.library import register
 from jitkern.ops.mla import MLADecode
 
 __all__ = ["MLADecode"]
@@ -67,8 +68,4 @@ _SCHEMAS = (
     ),
 )
 for _schema, _implementation, _fake in _SCHEMAS:
-    _name = _schema.split("(")[0]
-    _library.define(_schema)
-    for _key in ("CPU", "CUDA"):
-        _library.impl(_name, _implementation, _key)
-    torch.library.register_fake(f"jitkern::{_name}", _fake, lib=_library)
+    register(_library, _schema, _implementation, _fake)

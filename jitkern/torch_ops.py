@@ -1,7 +1,6 @@
 """The ops as ``torch.ops.jitkern.*``, for ``torch.compile``, ``torch.export``, FakeTensor and autograd.
 
-Registered with ``Library.define`` and ``impl``: the ``custom_op`` decorator costs 14 microseconds a call, this 2. The
-look-up of variants happens inside the op, where nothing is traced.
+The look-up of variants happens inside the op, where nothing is traced.
 """
 
 from __future__ import annotations
@@ -13,13 +12,14 @@ from typing import Any
 import torch
 
 from jitkern.errors import UnsupportedError
-from jitkern.ops import checks, gradient, nway, pairwise, state
+from jitkern.ops import checks, gradient, nway, pairwise, quantised
+from jitkern.ops.library import register
 from jitkern.ops.merge import NAMES, OP, merge_attn_states
 from jitkern.ops.nway import merge_states
 from jitkern.ops.nway_checks import Inputs
 from jitkern.ops.nway_checks import check as check_states
 from jitkern.ops.pairwise_checks import Extras
-from jitkern.ops.state import merge_state, merge_state_in_place
+from jitkern.ops.state import merge_in_place, merge_state, merge_state_in_place
 
 __all__ = ["merge_attn_states", "merge_state", "merge_state_in_place", "merge_states"]
 
@@ -28,17 +28,21 @@ _BASES = "float base_a, float base_b, float base_out"
 
 
 def _register(schema: str, run: Callable[..., Any], fake: Callable[..., Any]) -> None:
-    name = schema.split("(")[0]
-    _library.define(schema)
-    for key in ("CPU", "CUDA"):
-        _library.impl(name, run, key)
-    torch.library.register_fake(f"jitkern::{name}", fake, lib=_library)
+    register(_library, schema, run, fake)
 
 
 def _no_gradient(op: str, *operands: Any) -> None:
     """Refuse while tracing: what is traced here runs where autograd is off, and the op itself could not tell."""
     tensors = {f"operand {i}": x for i, x in enumerate(operands) if isinstance(x, torch.Tensor)}
     checks.no_gradient(op, **tensors)
+
+
+def _one_device(op: str, *operands: Any) -> None:
+    """Refuse while tracing what the op would refuse when the program runs."""
+    flat = [x for group in operands for x in (group if isinstance(group, list | tuple) else [group])]
+    checks.same_device(
+        op, any_device=True, **{f"operand {i}": x for i, x in enumerate(flat) if isinstance(x, torch.Tensor)}
+    )
 
 
 def _merge_attn_states(
@@ -56,6 +60,7 @@ def _merge_attn_states(
 
 def _merge_attn_states_fake(output: Any, prefix_output: Any, *others: Any) -> None:
     _no_gradient(OP, output, prefix_output, *others)
+    _one_device(OP, output, prefix_output, *others)
     torch._check(
         output.shape == prefix_output.shape,
         lambda: f"{OP}: output has shape {list(output.shape)}, prefix_output {list(prefix_output.shape)}",
@@ -89,15 +94,36 @@ _register(
 )
 
 
+def _merge_attn_states_grouped(*arguments: Any) -> None:
+    output, a, a_lse, b, b_lse, output_lse, group_scale, ue8m0, k, *bases = arguments
+    state = dict(zip(NAMES, (output, output_lse, a, a_lse, b, b_lse), strict=True))
+    quantised.merge_quantised(state, group_scale, ue8m0, k, tuple(bases), None, "auto")
+
+
+_register(
+    f"merge_attn_states_grouped({_OPERANDS}, Tensor(c!) output_group_scale, bool scale_ue8m0,"
+    f" int? prefill_tokens_with_context, {_BASES}) -> ()",
+    _merge_attn_states_grouped,
+    _merge_attn_states_fake,
+)
+
+
 def _merge_state(v_a: Any, s_a: Any, v_b: Any, s_b: Any, merged_tokens: int, *bases: float) -> tuple[Any, Any]:
-    out, lse = _merge_state_fake(v_a, s_a)
+    try:
+        out, lse = v_a.new_empty(v_a.shape), s_a.new_empty(s_a.shape)
+    except checks.ODD:
+        checks.tensor("merge_state", "v_a", v_a, 3, "[tokens, heads, head size]")
+        checks.tensor("merge_state", "s_a", s_a, 2, "[tokens, heads]")
+        checks.memory("merge_state", v_a=v_a, s_a=s_a)
+        raise
     k = None if merged_tokens < 0 else merged_tokens
     names = ("out", "out_lse", "v_a", "s_a", "v_b", "s_b")
     pairwise.merge("merge_state", names, "nh", out, lse, v_a, s_a, v_b, s_b, k, bases, None, "auto")
     return out, lse
 
 
-def _merge_state_fake(v_a: Any, s_a: Any, *_: Any) -> tuple[Any, Any]:
+def _merge_state_fake(v_a: Any, s_a: Any, *others: Any) -> tuple[Any, Any]:
+    _one_device("merge_state", v_a, s_a, *others)
     return v_a.new_empty(v_a.shape), s_a.new_empty(s_a.shape)
 
 
@@ -109,14 +135,19 @@ _register(
 
 
 def _merge_state_in_place(v: Any, s: Any, v_other: Any, s_other: Any, mask: Any, row_op: Any, *bases: float) -> None:
-    state.merge_state_in_place(v, s, v_other, s_other, mask, row_op=row_op, lse_base=bases)
+    merge_in_place(v, s, v_other, s_other, mask, row_op, bases, None, "auto")
+
+
+def _merge_state_in_place_fake(*operands: Any) -> None:
+    _no_gradient("merge_state_in_place", *operands)
+    _one_device("merge_state_in_place", *operands)
 
 
 _register(
     "merge_state_in_place(Tensor(a!) v, Tensor(b!) s, Tensor v_other, Tensor s_other, Tensor? mask, Tensor? row_op,"
     f" {_BASES}) -> ()",
     _merge_state_in_place,
-    lambda *operands: _no_gradient("merge_state_in_place", *operands),
+    _merge_state_in_place_fake,
 )
 
 
@@ -139,6 +170,7 @@ def _merge_states(
 
 
 def _merge_states_fake(v: list[Any], s: list[Any], sink: Any, valid: Any, indptr: Any, listed: bool, *_: Any) -> Any:
+    _one_device(nway.OP, v, s, sink, valid, indptr)
     *_, heads, d = v[0].shape
     tokens = v[0].shape[0] if indptr is None else indptr.shape[0] - 1
     return v[0].new_empty((tokens, heads, d)), s[0].new_empty((tokens, heads))

@@ -83,6 +83,17 @@ def choose(
     return chosen
 
 
+def _check_request(kernel: Any, pack: Any, constants: dict[str, Any]) -> None:
+    """Refuse what names no variant, by its type."""
+    if kernel is not None and not isinstance(kernel, str):
+        raise ArgumentError(f"warmup: kernel={kernel!r}; expected a kernel's name, or None for all")
+    if pack is not None and (type(pack) is not int or pack < 1):
+        raise ArgumentError(f"warmup: pack={pack!r}; expected elements per access, an int above 0, or None")
+    for name, value in constants.items():
+        if not isinstance(value, int | str):
+            raise ArgumentError(f"warmup: {name}={value!r}; a constant is an int or a word")
+
+
 def warmup(
     kernel: str | None = None,
     *,
@@ -116,7 +127,15 @@ def warmup(
 
     if device is None:
         device = "cuda" if torch.cuda.is_available() else "cpu"
-    place = torch.device("cuda", device) if isinstance(device, int) else torch.device(device)
+    _check_request(kernel, pack, constants)
+    try:
+        numbered = isinstance(device, int) and not isinstance(device, bool)
+        place = torch.device("cuda", device) if numbered else torch.device(device)
+    except (TypeError, ValueError, RuntimeError) as error:
+        first = str(error).splitlines()[0]
+        raise ArgumentError(
+            f"warmup: device={device!r}; expected a torch device, its name or number ({first})"
+        ) from None
     number = checks.device_number(place)
     chosen = checks.backend_for("warmup", backend, place)
     warmed = []

@@ -60,8 +60,14 @@ def counted(a: torch.Tensor, a_lse: torch.Tensor, b: torch.Tensor, b_lse: torch.
     return (out,)
 
 
+def grouped(a: torch.Tensor, a_lse: torch.Tensor, b: torch.Tensor, b_lse: torch.Tensor) -> Tensors:
+    out, scale = torch.empty_like(a, dtype=torch.float8_e4m3fn), torch.empty_like(a[:, 0, :1])
+    jitkern.merge_attn_states(out, a, a_lse.T, b, b_lse.T, output_group_scale=scale)
+    return (out,)
+
+
 @pytest.mark.parametrize("which", range(4))
-@pytest.mark.parametrize("function", [quantised, counted, in_place])
+@pytest.mark.parametrize("function", [quantised, counted, grouped, in_place])
 def test_what_gives_no_gradient_says_so(function: Callable[..., Tensors], which: int) -> None:
     _, operands = pair(6)
     function(*operands)

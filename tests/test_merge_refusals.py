@@ -132,8 +132,8 @@ def test_gradients_are_not_lost_silently() -> None:
 
 
 def test_stream_of_a_wrong_kind_is_refused_by_name() -> None:
-    from jitkern import launch
+    from jitkern import streams
 
     with pytest.raises(ArgumentError, match="stream='main'"):
-        launch.stream_handle("main", 0)
-    assert launch.stream_handle(0, 0) == 0
+        streams.stream_handle("main", 0)
+    assert streams.stream_handle(0, 0) == 0

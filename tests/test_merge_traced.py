@@ -125,6 +125,45 @@ def test_exported_with_a_dynamic_number_of_tokens(function: Callable[..., Tensor
         assert_states(out, lse, p)
 
 
+def grouped(a: torch.Tensor, a_lse: torch.Tensor, b: torch.Tensor, b_lse: torch.Tensor) -> Tensors:
+    """8-bit output with scales for each third of a token."""
+    out, lse = torch.empty_like(a, dtype=torch.float8_e4m3fn), torch.empty_like(a_lse.T)
+    scale = torch.empty_like(a[:, :, 0])
+    options: dict[str, Any] = {"output_group_scale": scale, "scale_ue8m0": True, "lse_base": ("e", 2, 10)}
+    jitkern.merge_attn_states(out, a + 0, a_lse.T, b, b_lse.T, lse, 3, **options)
+    return out.view(torch.uint8), scale * 1, lse.T
+
+
+def test_group_scales_compiled_whole(device: str) -> None:
+    compiled = torch.compile(grouped, fullgraph=True, dynamic=True, backend="aot_eager")
+    for tokens in (5, 9, 17):
+        _, operands = pair(tokens, device)
+        for given, expected in zip(compiled(*operands), grouped(*operands), strict=True):
+            assert torch.equal(given, expected)
+
+
+@pytest.mark.parametrize("strict", [True, False])
+def test_group_scales_exported(strict: bool) -> None:
+    tokens = torch.export.Dim("tokens", min=4, max=4096)
+    program = torch.export.export(Module(grouped), tuple(pair(6)[1]), dynamic_shapes=[{0: tokens}] * 4, strict=strict)
+    assert "merge_attn_states_grouped" in str(program.graph)
+    _, operands = pair(40)
+    for given, expected in zip(program.module()(*operands), grouped(*operands), strict=True):
+        assert torch.equal(given, expected)
+
+
+def test_a_refused_combination_is_refused_while_tracing() -> None:
+    def function(a: torch.Tensor, a_lse: torch.Tensor) -> torch.Tensor:
+        out = torch.empty_like(a, dtype=torch.float8_e4m3fn)
+        scales: dict[str, Any] = {"output_scale": torch.ones(1), "output_group_scale": torch.empty_like(a[:, :, 0])}
+        jitkern.merge_attn_states(out, a, a_lse.T, a, a_lse.T, **scales)
+        return out
+
+    _, operands = pair(4)
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException, match="goes neither with other scales"):
+        torch.compile(function, fullgraph=True, backend="aot_eager")(*operands[:2])
+
+
 def op_arguments(device: str) -> dict[str, list[tuple[Any, ...]]]:
     """Arguments of every registered op, several of some."""
     _, (a, a_lse, b, b_lse) = pair(4, device, empty=0)
@@ -144,6 +183,10 @@ def op_arguments(device: str) -> dict[str, list[tuple[Any, ...]]]:
         "merge_attn_states_with": [
             (small, *head_major, None, 2, None, scale, None, None, *bases),
             (out, small, a_lse.T, small, b_lse.T, lse.T, None, count[:1], None, scale, scale, *bases),
+        ],
+        "merge_attn_states_grouped": [
+            (small, *head_major, lse.T, torch.zeros(4, 3, device=device), False, None, *bases),
+            (small, *head_major, None, torch.zeros(1, 4, device=device).T, True, 2, base, base, base),
         ],
         "merge_state": [
             (a, a_lse, b, b_lse, -1, *bases),

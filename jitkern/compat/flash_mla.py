@@ -76,6 +76,10 @@ def get_mla_metadata(
 
     checks.tensor(op, "cache_seqlens", cache_seqlens, 1, "[batch]")
     checks.dtype(op, "cache_seqlens", cache_seqlens, torch.int32)
+    checks.same_device(op, cache_seqlens=cache_seqlens)
+    for name, value in (("num_q_tokens_per_head_k", num_q_tokens_per_head_k), ("num_heads_k", num_heads_k)):
+        if type(value) is not int or not 0 < value < 1 << 31:
+            raise ArgumentError(f"{op}: {name}={value!r}; expected an int above 0, below 2^31")
     device = mla_geometry.device_of(checks.device_number(cache_seqlens.device))
     parts = mla_geometry.parts(num_q_tokens_per_head_k, num_heads_k, _HEAD_DIM, device)
     plan = mla_plan.Plan(int(cache_seqlens.shape[0]), parts, cache_seqlens.device)
@@ -125,7 +129,8 @@ def flash_mla_with_kvcache(
         raise UnsupportedError(f"{OP}: {', '.join(refused)} is given; attention is dense here")
     checks.tensor(OP, "q", q, 4, "[batch, q_len, heads, head size]")
     checks.tensor(OP, "k_cache", k_cache, 4, "[pages, page size, KV heads, head size]")
-    if head_dim_v != 512:
+    checks.same_device(OP, q=q, k_cache=k_cache)
+    if type(head_dim_v) is not int or head_dim_v != 512:
         raise UnsupportedError(f"{OP}: head_dim_v={head_dim_v}; expected 512")
     _check_codes(q, k_cache, is_fp8_kvcache)
     if q.element_size() == 1:

@@ -57,6 +57,10 @@ def mask_empty_context_lse(lse: Any, query_start_loc: Any, context_start_loc: An
     """
     op = "mask_empty_context_lse"
     checks.tensor(op, "lse", lse, 2, "[heads, tokens]")
+    checks.dtype(op, "lse", lse, torch.float32, torch.float64, torch.float16, torch.bfloat16)
+    checks.writable(op, "lse", lse)
+    if lse.is_leaf:  # any other is followed by autograd
+        checks.no_gradient(op, lse=lse)
     checks.tensor(op, "query_start_loc", query_start_loc, 1, "[requests + 1]")
     starts = tuple(query_start_loc.shape)
     checks.tensor(op, "context_start_loc", context_start_loc, 1, "[requests + 1]")

@@ -16,7 +16,8 @@ from jitkern.kernel.binding import Bound
 from jitkern.kernel.holes import Rule, find
 from jitkern.kernel.instance import Instance
 from jitkern.kernel.signature import declaration
-from jitkern.ops.checks import PerThread
+from jitkern.ops import checks
+from jitkern.ops.recent import PerThread
 
 _NOTHING = object()  # what a call that launches no block is bound to
 
@@ -177,6 +178,8 @@ class Kernel:
             refuse=self._refuse,
             StructError=struct.error,
             is_grad_enabled=torch.is_grad_enabled,
+            forward_ad=torch.autograd.forward_ad,
+            ODD=checks.ODD,
         )
 
     def _slow(self, given: dict[str, Any], key: Any, stream: Any, grid: Any, block: Any, holes: dict[str, Any]) -> None:

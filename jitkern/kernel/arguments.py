@@ -119,6 +119,8 @@ def check_tensor(kernel: str, parameter: Parameter, rule: Tensor, value: Any) ->
     import torch
 
     name = parameter.name
+    if value.is_nested:
+        raise ArgumentError(f"{kernel}: {name} is a nested tensor; expected a plain one (pass its .values())")
     if value.layout is not torch.strided or value.is_neg() or value.is_conj():
         raise ArgumentError(f"{kernel}: {name} is {value.layout} or a lazy view; expected a plain strided tensor")
     allowed = _tags(rule.dtype) if rule.dtype is not None else parameter.elements

@@ -6,7 +6,7 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
-from jitkern import dtypes, launch
+from jitkern import dtypes, launch, streams
 from jitkern.errors import ArgumentError, UnsupportedError
 from jitkern.kernel import filling, tuning
 from jitkern.kernel.arguments import Scalar, Tensor, check_scalar, check_tensor, same_device
@@ -60,7 +60,7 @@ def bind(kernel: Kernel, values: dict[str, Any], stream: Any, grid: Any, block: 
     args = Args(dict(values))
     holes = _types_and_pack(kernel, values, given)
     backend = checks.backend_for(kernel.name, "auto", device)
-    handle = None if number == CPU else launch.resolve_stream(stream, number)
+    handle = None if number == CPU else streams.resolve_stream(stream, number)
 
     def ready(choice: Mapping[str, Value]) -> Bound:
         args._values.update({**holes, **choice})
@@ -92,6 +92,8 @@ def _check(kernel: Kernel, values: Mapping[str, Any]) -> Any:
                 f' signature={{"{parameter.name}": jitkern.Tensor(optional=True)}}, if the kernel looks before it reads'
             )
     device = same_device(kernel.name, tensors)
+    checks.memory(kernel.name, **tensors)
+    checks.no_tangent(kernel.name, **tensors)
     wanted = [name for name, value in tensors.items() if value is not None and value.requires_grad]
     if wanted and torch.is_grad_enabled():
         raise UnsupportedError(

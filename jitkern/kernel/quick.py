@@ -52,6 +52,7 @@ def write(declared: Declaration, rules: Mapping[str, Tensor | Scalar], watched: 
         f"def call({arguments}{separator}*, stream=None, grid=None, block=None, **holes):",
         "    try:",
         *(f"        {_address(p)}" for p in tensors),
+        f"        if {_odd(tensors, rules)}: raise TypeError",
         f"        options = ({_options(declared, watched)})",
         "        for recent in recents.entries:",
         f"            if recent.options == options and recent.same({whole}):",
@@ -61,7 +62,7 @@ def write(declared: Declaration, rules: Mapping[str, Tensor | Scalar], watched: 
         f"            key = ({_tensor_key(tensors, rules)}, options)",
         "            bound = here.calls.get(key)",
         f"            if bound is not None: recents.met_again(key, options, ({whole}{',' if tensors else ''}), bound)",
-        "    except (AttributeError, TypeError):",
+        "    except ODD:",
         "        bound = key = None",
         "    if bound is None:",
         f"        return slow({{{names}}}, key, stream, grid, block, holes)",
@@ -88,6 +89,21 @@ def _address(parameter: Parameter) -> str:
     return f"a_{parameter.name} = 0 if {name} is None else {name}.data_ptr()"
 
 
+def _optional(parameter: Parameter, rules: Mapping[str, Tensor | Scalar]) -> bool:
+    rule = rules[parameter.name]
+    return isinstance(rule, Tensor) and rule.optional
+
+
+def _odd(tensors: Collection[Parameter], rules: Mapping[str, Tensor | Scalar]) -> str:
+    """What neither a key nor a guard may be asked about: the slow way looks closer at tensors without memory, at nested
+    ones (a guard would end the process), and at everything while there are forward-mode tangents."""
+    parts = ["forward_ad._current_level >= 0"]
+    for parameter in tensors:
+        name, odd = python_name(parameter.name), f"not a_{parameter.name} or {python_name(parameter.name)}.is_nested"
+        parts.append(f"{name} is not None and ({odd})" if _optional(parameter, rules) else odd)
+    return " or ".join(parts)
+
+
 def _options(declared: Declaration, watched: Collection[str]) -> str:
     """What a bound call depends on beside the tensors themselves."""
     scalars = [p.name for p in declared.parameters if not p.pointer]
@@ -102,8 +118,8 @@ def _options(declared: Declaration, watched: Collection[str]) -> str:
 def _tensor_key(tensors: Collection[Parameter], rules: Mapping[str, Tensor | Scalar]) -> str:
     parts, gradients, lazy = [], [], []
     for parameter in tensors:
-        name, rule = python_name(parameter.name), rules[parameter.name]
-        guard = f"{name} is not None and " if isinstance(rule, Tensor) and rule.optional else ""
+        name = python_name(parameter.name)
+        guard = f"{name} is not None and " if _optional(parameter, rules) else ""
         whole = f"{name}.shape, {name}.stride(), {name}.dtype, {name}.device"
         parts.append(f"None if {name} is None else ({whole})" if guard else whole)
         gradients.append(f"({guard}{name}.requires_grad)")
@@ -125,7 +141,7 @@ class Recents(RecentCalls):
         if key != self._last:
             self._last = key
         elif tensors and all(x is not None for x in tensors):
-            self.remember(options, tensors, None, bound)
+            self.remember(options, tensors, bound)
 
 
 def _ranges(declared: Declaration, rules: Mapping[str, Tensor | Scalar]) -> list[str]:

@@ -3,26 +3,91 @@
 from __future__ import annotations
 
 import math
-import threading
 from typing import Any
 
-from jitkern import dtypes, settings
+from jitkern import derivatives, dtypes, settings
 from jitkern.errors import ArgumentError, UnsupportedError
 from jitkern.loader import CPU
 
+# What operands raise that are no tensors, have no memory or cannot be hashed; the checks then say what is wrong.
+# The warning is one that was made an error: a FakeTensor that is asked for its address.
+# The last two are what numpy's numbers and arrays raise when they are compared.
+ODD = (AttributeError, TypeError, RuntimeError, Warning, ValueError, ArithmeticError)
+WRAPPED = (
+    "is wrapped by a transform (torch.vmap, torch.func.grad, jvp, functionalize and the like), which a kernel cannot"
+    " follow; call the op outside of it: fold the mapped dimension into the tokens, or loop, and take gradients with"
+    " torch.autograd"
+)
 BASES = {"e": math.e, "2": 2.0, "10": 10.0}
 
 
 def tensor(op: str, name: str, value: Any, dims: int, layout: str) -> None:
-    """Require a torch tensor of ``dims`` dimensions."""
+    """Require a strided torch tensor of ``dims`` dimensions whose elements are as its memory says.
+
+    Whether there is memory at all is for :func:`memory`, since to ask for it costs more.
+    """
     import torch
 
     if not isinstance(value, torch.Tensor):
         raise ArgumentError(f"{op}: {name} is a {type(value).__name__}; expected a torch tensor {layout}")
-    if value.dim() != dims:
-        raise ArgumentError(f"{op}: {name} has shape {list(value.shape)}; expected {layout}")
-    if value.layout is not torch.strided or value.is_neg() or value.is_conj():
-        raise ArgumentError(f"{op}: {name} is {value.layout} or a lazy view; expected a plain strided tensor")
+    try:
+        if value.layout is torch.strided and not (value.is_neg() or value.is_conj()) and len(value.shape) == dims:
+            return
+    except RuntimeError:  # a nested one has no shape
+        pass
+    if value.is_nested:
+        raise ArgumentError(
+            f"{op}: {name} is a nested tensor; expected a plain one {layout}: pass its .values(), with the tokens"
+            " of all its parts in one dimension"
+        )
+    if value.layout is not torch.strided:
+        raise ArgumentError(f"{op}: {name} is {value.layout}; expected a strided tensor {layout} (call .to_dense())")
+    if value.is_neg() or value.is_conj():
+        raise ArgumentError(
+            f"{op}: {name} is a lazy view, whose sign is not in its memory; expected a plain tensor {layout}"
+            " (call .resolve_neg() or .resolve_conj())"
+        )
+    raise ArgumentError(f"{op}: {name} has shape {list(value.shape)}; expected {layout}")
+
+
+def memory(op: str, **operands: Any) -> None:
+    """Refuse tensors that have elements but no memory of their own."""
+    import torch
+
+    for name, value in operands.items():
+        if value is None:
+            continue
+        if torch._C._functorch.is_functorch_wrapped_tensor(value):
+            raise UnsupportedError(f"{op}: {name} {WRAPPED}")
+        if value.device.type not in ("cpu", "cuda") or value.numel() == 0 or _address(value):
+            continue
+        if value._is_zerotensor():
+            raise ArgumentError(
+                f"{op}: {name} is a tensor of zeros without memory, as autograd makes them; call .clone()"
+            )
+        raise ArgumentError(
+            f"{op}: {name} is a {type(value).__name__} without memory of its own; pass the tensor that is inside it"
+            " (.to_local(), .wait(), ...). Of FakeTensors, ask torch.ops.jitkern"
+        )
+
+
+def addresses(op: str, names: tuple[str, ...], operands: tuple[Any, ...]) -> tuple[int, ...]:
+    """Where operands lie, 0 for None; what has elements but no memory is refused."""
+    try:
+        found = tuple([0 if x is None else x.data_ptr() for x in operands])
+    except ODD:
+        found = (0,)
+    if 0 in found:
+        memory(op, **dict(zip(names, operands, strict=True)))
+        found = tuple([0 if x is None else x.data_ptr() for x in operands])
+    return found
+
+
+def _address(value: Any) -> int:
+    try:
+        return int(value.data_ptr())
+    except ODD:
+        return 0
 
 
 def same_shape(op: str, name: str, value: Any, expected: tuple[int, ...], layout: str, reference: str) -> None:
@@ -39,8 +104,8 @@ def dtype(op: str, name: str, value: Any, *allowed: Any) -> None:
         raise ArgumentError(f"{op}: {name} is {value.dtype}; expected {' or '.join(map(str, allowed))}")
 
 
-def same_device(op: str, **operands: Any) -> Any:
-    """Require one device for all operands that are there, a CUDA device or the CPU; returns it."""
+def same_device(op: str, *, any_device: bool = False, **operands: Any) -> Any:
+    """Require one device for all operands that are there, a CUDA device or the CPU (or any); returns it."""
     devices = {name: value.device for name, value in operands.items() if value is not None}
     if len(set(devices.values())) > 1:
         raise ArgumentError(
@@ -48,7 +113,7 @@ def same_device(op: str, **operands: Any) -> Any:
             " move them to one"
         )
     found = next(iter(devices.values()))
-    if found.type not in ("cuda", "cpu"):
+    if found.type not in ("cuda", "cpu") and not any_device:
         raise UnsupportedError(f"{op}: operands are on {found}; there are kernels for CUDA devices and the CPU")
     return found
 
@@ -81,6 +146,8 @@ def vector(op: str, name: str, value: Any, length: int, device: Any, *dtypes_all
 
     if not isinstance(value, torch.Tensor):
         raise ArgumentError(f"{op}: {name} is a {type(value).__name__}; expected a torch tensor")
+    tensor(op, name, value, value.dim(), f"of {length} elements")
+    memory(op, **{name: value})
     dtype(op, name, value, *dtypes_allowed)
     if value.numel() != length or not value.is_contiguous():
         given = f"shape {list(value.shape)} and strides {list(value.stride())}"
@@ -90,9 +157,10 @@ def vector(op: str, name: str, value: Any, length: int, device: Any, *dtypes_all
 
 
 def no_gradient(op: str, **operands: Any) -> None:
-    """Refuse operands whose gradient would silently be lost."""
+    """Refuse operands whose derivative, of either mode, would silently be lost."""
     import torch
 
+    no_tangent(op, **operands)
     if torch.is_grad_enabled():
         wanted = [name for name, value in operands.items() if value is not None and value.requires_grad]
         if wanted:
@@ -102,6 +170,16 @@ def no_gradient(op: str, **operands: Any) -> None:
             )
 
 
+def no_tangent(op: str, **operands: Any) -> None:
+    """Refuse operands with a forward-mode derivative."""
+    tangents = derivatives.with_tangent(operands)
+    if tangents:
+        raise UnsupportedError(
+            f"{op}: {', '.join(tangents)} carries a forward-mode tangent, which this op does not give; use reverse mode"
+            " (requires_grad), or pass torch.autograd.forward_ad.unpack_dual(x).primal"
+        )
+
+
 def current_stream_only(op: str, stream: Any, backend: str) -> None:
     """Refuse what a call that goes through torch's dispatcher cannot honour."""
     if stream is not None or backend != "auto":
@@ -109,6 +187,12 @@ def current_stream_only(op: str, stream: Any, backend: str) -> None:
             f"{op}: stream={stream!r}, backend={backend!r} with a gradient or under torch.compile; such a call runs on"
             " the current stream with the default backend (use torch.cuda.stream(...) or JITKERN_BACKEND)"
         )
+
+
+def flag(op: str, name: str, value: Any) -> None:
+    """Require a bool: a tensor would be read by the host, and a number may have been meant for its neighbour."""
+    if not isinstance(value, bool):
+        raise ArgumentError(f"{op}: {name}={value!r}; expected True or False")
 
 
 def lse_bases(op: str, base: Any) -> tuple[float, float, float]:
@@ -128,7 +212,10 @@ def lse_base(op: str, base: Any) -> float:
     """
     number = BASES.get(str(base))
     if number is None and isinstance(base, int | float) and not isinstance(base, bool):
-        number = float(base)
+        try:
+            number = float(base)
+        except OverflowError:
+            number = math.inf
     if number is None or not 1 < number < math.inf:
         raise ArgumentError(f'{op}: lse_base={base!r}; expected "e", "2", "10" or a number above 1')
     return number
@@ -137,6 +224,8 @@ def lse_base(op: str, base: Any) -> float:
 def backend_for(op: str, backend: str, device: Any) -> str:
     """The backend for tensors on a device."""
     allowed = ("nvrtc", "nvcc") if device.type == "cuda" else ("cpu",)
+    if not isinstance(backend, str):
+        raise ArgumentError(f"{op}: backend is a {type(backend).__name__}; expected auto or {' or '.join(allowed)}")
     chosen = settings.get().backend if backend == "auto" else backend
     if chosen == "auto" or (backend == "auto" and chosen not in allowed):
         return allowed[0]
@@ -159,19 +248,3 @@ def device_number(device: Any) -> int:
 def tag(value: Any) -> str:
     """The tag of a tensor's dtype."""
     return dtypes.resolve(value.dtype).tag
-
-
-class PerThread(threading.local):
-    """Bound calls by signature, of one thread. Bounded, since shapes of a serving engine vary without end."""
-
-    limit = 4096
-
-    def __init__(self) -> None:
-        self.calls: dict[Any, Any] = {}
-
-    def keep(self, signature: Any, call: Any) -> Any:
-        """Remember a call."""
-        if len(self.calls) >= self.limit:
-            self.calls.clear()
-        self.calls[signature] = call
-        return call

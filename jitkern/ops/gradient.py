@@ -7,20 +7,18 @@ from typing import Any
 
 import torch
 
-from jitkern import launch, loader, variants
+from jitkern import launch, loader, streams, variants
 from jitkern.loader import CPU
 from jitkern.ops import checks
-from jitkern.ops.nway import KERNEL as FORWARD
+from jitkern.ops.kernels import BACKWARD as KERNEL
 from jitkern.ops.nway import list_room
 from jitkern.ops.nway_checks import Inputs
-from jitkern.ops.pairwise import base_ratio, is_wide
+from jitkern.ops.shapes import base_ratio, is_wide
 
 OP = "merge_backward"
 _ROWS = "PPqqI{0}q{0}q"  # struct Rows of kernels_src/include/partials.cuh
 _LAYOUT = "{1}P{1}P3P" + _ROWS + "0q" + _ROWS + "4qq2I4{2}i0P"  # struct BackwardParams of kernels_src/merge_backward.cu
 _WARP, _ROWS_PER_BLOCK, _MAX_GRID_Y = 32, 4, 65535
-
-KERNEL = variants.register(variants.Kernel(OP, FORWARD.constants, FORWARD.common))
 
 
 def merge_backward(
@@ -83,7 +81,7 @@ def _bind(
     backend = checks.backend_for(OP, "auto", grad_v.device)
     pack = variants.widest_pack(grad_v.element_size(), d * grad_v.element_size())
     variant = variants.Variant(OP, checks.tag(grad_v), pack, launch.target(device), constants, backend)
-    function = loader.get(variant, device, None if device == CPU else launch.resolve_stream(None, device))
+    function = loader.get(variant, device, None if device == CPU else streams.resolve_stream(None, device))
     padding = (0,) * (room - inputs.listed)
 
     def pointers(of: Inputs) -> list[int]:

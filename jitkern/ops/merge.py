@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 
 from jitkern.errors import ArgumentError
 from jitkern.ops import checks, pairwise, quantised
@@ -13,6 +14,7 @@ from jitkern.ops.pairwise_checks import Extras, check
 from jitkern.ops.state import wants_gradient
 
 OP = "merge_attn_states"
+_modes = torch._C._len_torch_dispatch_stack
 NAMES = ("output", "output_lse", "prefix_output", "prefix_lse", "suffix_output", "suffix_lse")
 
 
@@ -64,34 +66,30 @@ def merge_attn_states(
         ArgumentError: an operand does not fit; nothing has run.
         CaptureError: the variant is not ready and a CUDA graph is being captured; the message names the warm-up line.
     """
-    inputs = (prefix_output, prefix_lse, suffix_output, suffix_lse)
     plain = output_scale is None and prefix_scale is None and suffix_scale is None and output_group_scale is None
     extras, k = None, prefill_tokens_with_context
-    quick = plain and not torch.compiler.is_compiling()
-    if quick and pairwise.again("hn", output, output_lse, *inputs, k, lse_base, stream, backend):
-        return
-    if k is not None and not isinstance(k, int):
-        extras, k = Extras(merged_tokens=k), None
-    if not plain:
-        extras = (extras or Extras())._replace(out_scale=output_scale, a_scale=prefix_scale, b_scale=suffix_scale)
-    if torch.compiler.is_compiling() and output_group_scale is None:
-        checks.current_stream_only(OP, stream, backend)
-        if extras is None and torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
-            _differentiable(output, output_lse, inputs, k, lse_base)
+    traced = is_compiling() or _modes() > 0  # state.traced, without a call
+    if plain and not traced:
+        a, a_lse, b, b_lse = prefix_output, prefix_lse, suffix_output, suffix_lse
+        if pairwise.again("hn", output, output_lse, a, a_lse, b, b_lse, k, lse_base, stream, backend):
             return
-        bases = checks.lse_bases(OP, lse_base)
-        if extras is None and bases == (math.e, math.e, math.e):
-            torch.ops.jitkern.merge_attn_states(output, *inputs, output_lse, k)
-            return
-        scales = (None if extras is None else extras.merged_tokens, output_scale, prefix_scale, suffix_scale)
-        torch.ops.jitkern.merge_attn_states_with(output, *inputs, output_lse, k, *scales, *bases)
-        return
-    operands = (output, output_lse, *inputs)
-    if output_group_scale is not None:
-        if extras != Extras():
+    inputs = (prefix_output, prefix_lse, suffix_output, suffix_lse)
+    if k is not None and not isinstance(k, int | torch.SymInt):
+        if not isinstance(k, torch.Tensor):
             raise ArgumentError(
-                f"{OP}: output_group_scale goes neither with other scales nor with a count on the device"
+                f"{OP}: prefill_tokens_with_context is a {type(k).__name__}; expected an int, one int32 on the device"
+                " or None"
             )
+        extras, k = Extras(merged_tokens=k), None
+    if output_scale is not None or prefix_scale is not None or suffix_scale is not None:
+        extras = (extras or Extras())._replace(out_scale=output_scale, a_scale=prefix_scale, b_scale=suffix_scale)
+    operands = (output, output_lse, *inputs)
+    if output_group_scale is not None and extras is not None:
+        raise ArgumentError(f"{OP}: output_group_scale goes neither with other scales nor with a count on the device")
+    if traced:
+        checks.current_stream_only(OP, stream, backend)
+        _traced(operands, k, extras, output_group_scale, scale_ue8m0, lse_base)
+    elif output_group_scale is not None:
         state = dict(zip(NAMES, operands, strict=True))
         quantised.merge_quantised(state, output_group_scale, scale_ue8m0, k, lse_base, stream, backend)
     elif extras is None and wants_gradient(*inputs):
@@ -102,6 +100,24 @@ def merge_attn_states(
         _differentiable(output, output_lse, inputs, k, lse_base)
     else:
         pairwise.merge(OP, NAMES, "hn", *operands, k, lse_base, stream, backend, extras)
+
+
+def _traced(
+    operands: tuple[Any, ...], k: int | None, extras: Extras | None, group_scale: Any, ue8m0: bool, lse_base: Any
+) -> None:
+    """The same through the op that does it."""
+    output, output_lse, *inputs = operands
+    bases = checks.lse_bases(OP, lse_base)
+    if group_scale is not None:
+        torch.ops.jitkern.merge_attn_states_grouped(output, *inputs, output_lse, group_scale, ue8m0, k, *bases)
+    elif extras is None and torch.is_grad_enabled() and any(x.requires_grad for x in inputs):
+        _differentiable(output, output_lse, tuple(inputs), k, lse_base)
+    elif extras is None and bases == (math.e, math.e, math.e):
+        torch.ops.jitkern.merge_attn_states(output, *inputs, output_lse, k)
+    else:
+        found = extras or Extras()
+        scales = (found.merged_tokens, found.out_scale, found.a_scale, found.b_scale)
+        torch.ops.jitkern.merge_attn_states_with(output, *inputs, output_lse, k, *scales, *bases)
 
 
 def _differentiable(output: Any, output_lse: Any, inputs: tuple[Any, ...], k: int | None, lse_base: Any) -> None:

@@ -7,9 +7,11 @@ from typing import Any
 
 from jitkern import launch
 from jitkern.errors import ArgumentError
-from jitkern.ops import checks, mla_cache, mla_checks, mla_geometry, mla_launch, mla_plan, mla_torch
+from jitkern.ops import checks, mla_cache, mla_checks, mla_geometry, mla_launch, mla_plan, mla_torch, overlap
+from jitkern.ops.recent import PerThread
 
 OP = "MLADecode.run"
+_OPERANDS = ("out", "lse", "q", "k_cache", "block_table", "cache_seqlens")
 
 
 class MLADecode:
@@ -133,6 +135,7 @@ class MLADecode:
         op = mla_plan.OP
         mla_checks.lengths(op, cache_seqlens, self.device)
         mla_checks.count(op, num_requests, self.device)
+        checks.addresses(op, ("cache_seqlens", "num_requests"), (cache_seqlens, num_requests))
         q_len = self.max_q_len if q_len is None else q_len
         batch = int(cache_seqlens.shape[0])
         self._check_capacity(op, batch, q_len)
@@ -185,6 +188,7 @@ class MLADecode:
             traced = (self._plan.storage, q, k_cache, block_table, cache_seqlens, k_scale, q_scale)
             results = torch.ops.jitkern.mla_run(*traced, softmax_scale, causal, base, self._number_in_graphs)
             return self._copied(results, out, lse)
+        checks.flag(OP, "causal", causal)
         mla_checks.operands(OP, self, q, k_cache, block_table, cache_seqlens, out, lse)
         batch, q_len = q.shape[:2]
         self._check_capacity(OP, batch, q_len)
@@ -198,16 +202,21 @@ class MLADecode:
         if batch == 0 or q_len == 0:
             return out, lse
         operands = (out, lse, q, k_cache, block_table, cache_seqlens)
-        addresses = tuple(operand.data_ptr() for operand in operands)
+        addresses = checks.addresses(OP, _OPERANDS, operands)
         aligned = (addresses[2] | addresses[3]) % 16, addresses[0] % 8
         strides = tuple(operand.stride() for operand in operands[:5])
         scales = tuple(0 if scale is None else scale.data_ptr() for scale in (k_scale, q_scale))
         sizes = (batch, q_len, k_cache.shape[0], block_table.shape[1])
         key = (sizes, strides, aligned, softmax_scale, causal, lse_base, scales)
-        calls = self._calls.get(key)
+        try:
+            calls = self._calls.get(key)
+        except checks.ODD:  # cannot be hashed or compared
+            calls = None
         if calls is None:
-            scale = self.head_dim**-0.5 if softmax_scale is None else float(softmax_scale)
+            scale = mla_checks.scale(OP, softmax_scale, self.head_dim)
             base = checks.lse_base(OP, lse_base)
+            named = dict(zip(_OPERANDS, operands, strict=True))
+            overlap.refuse(OP, {name: named.pop(name) for name in ("out", "lse")}, named, set())
             calls = self._keep(key, mla_launch.bind(self, operands, scale, bool(causal), base, scales, stream))
         for call in calls:
             launch.on(call, stream, *addresses)
@@ -225,13 +234,13 @@ class MLADecode:
             raise ArgumentError(
                 f"{op}: {batch} requests; this object was made for at most {self.max_batch} (max_batch)"
             )
-        if not 0 <= q_len <= self.max_q_len:
+        if type(q_len) is not int or not 0 <= q_len <= self.max_q_len:
             raise ArgumentError(
                 f"{op}: {q_len} query tokens a request; this object was made for at most {self.max_q_len} (max_q_len)"
             )
 
     def _keep(self, key: Any, calls: tuple[launch.Call, launch.Call]) -> tuple[launch.Call, launch.Call]:
-        if len(self._calls) >= checks.PerThread.limit:
+        if len(self._calls) >= PerThread.limit:
             self._calls.clear()
         self._calls[key] = calls
         return calls

@@ -16,8 +16,8 @@ def shape(op: str, **given: Any) -> None:
     """Check what an :class:`MLADecode` is made for."""
     for name in ("max_batch", "num_heads", "num_heads_k", "max_q_len"):
         value, least = given[name], 0 if name == "max_batch" else 1
-        if not isinstance(value, int) or isinstance(value, bool) or value < least:
-            raise ArgumentError(f"{op}: {name}={value!r}; expected an int of at least {least}")
+        if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 31:
+            raise ArgumentError(f"{op}: {name}={value!r}; expected an int of at least {least}, below 2^31")
     if given["num_heads"] % given["num_heads_k"]:
         raise ArgumentError(
             f"{op}: num_heads={given['num_heads']} is no multiple of num_heads_k={given['num_heads_k']};"
@@ -36,6 +36,15 @@ def shape(op: str, **given: Any) -> None:
 
     if given["dtype"] not in (torch.bfloat16, torch.float16):
         raise UnsupportedError(f"{op}: dtype={given['dtype']}; expected torch.bfloat16 or torch.float16")
+
+
+def scale(op: str, given: Any, head_dim: int) -> float:
+    """The factor of the scores: a finite number, by default 1 / sqrt(head_dim)."""
+    if given is None:
+        return float(head_dim**-0.5)
+    if not isinstance(given, int | float) or isinstance(given, bool) or not abs(given) < 3.4e38:
+        raise ArgumentError(f"{op}: softmax_scale={given!r}; expected a finite number, or None for head_dim ** -0.5")
+    return float(given)
 
 
 def lengths(op: str, value: Any, device: Any, name: str = "cache_seqlens") -> None:
@@ -112,7 +121,7 @@ def operands(
         checks.dtype(op, "lse", lse, torch.float32)
         checks.writable(op, "lse", lse)
         on_device(op, "lse", lse, made_for.device)
-    checks.no_gradient(op, q=q, k_cache=k_cache)
+    checks.no_gradient(op, q=q, k_cache=k_cache, out=out, lse=lse)
 
 
 def planned(op: str, plan: tuple[int, int, int] | None, batch: int, q_len: int, token: int | None) -> None:
@@ -129,7 +138,7 @@ def planned(op: str, plan: tuple[int, int, int] | None, batch: int, q_len: int, 
         )
     if rows > batch:
         raise ArgumentError(f"{op}: q has {batch} requests, the plan is for {rows}; plan again for these rows")
-    if token is not None and token != generation:
+    if token is not None and (type(token) is not int or token != generation):
         raise ArgumentError(
             f"{op}: plan={token} is not the latest ({generation}): another plan has been made with this object since."
             " Use one object for each step that is under way at a time"

@@ -6,7 +6,7 @@ import math
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
-from jitkern import driver, launch, loader, variants
+from jitkern import driver, launch, loader, streams, variants
 from jitkern.errors import CaptureError
 from jitkern.loader import CPU
 from jitkern.ops import checks, mla_geometry, mla_plan
@@ -71,7 +71,7 @@ def bind(
     q, cache = operands[2:4]
     batch, q_len, heads, _ = q.shape
     on_cpu = made._number == CPU
-    handle = None if on_cpu else launch.resolve_stream(stream, made._number)
+    handle = None if on_cpu else streams.resolve_stream(stream, made._number)
     tile, parts = made._tile(q_len), made.parts(q_len)
     slots = min(batch, parts)
     join_units, join_tiles = mla_geometry.join_units(slots, heads * q_len, made._sizes)

@@ -7,27 +7,22 @@ from typing import Any
 
 import torch
 
-from jitkern import launch, loader, variants
-from jitkern.errors import ArgumentError, UnsupportedError
+from jitkern import derivatives, launch, loader, streams, variants
+from jitkern.errors import ArgumentError
 from jitkern.loader import CPU
 from jitkern.ops import checks, validate
-from jitkern.ops.nway_checks import Inputs, check
-from jitkern.ops.pairwise import base_ratio, geometry, is_wide, pack_of
-from jitkern.ops.state import wants_gradient
+from jitkern.ops.kernels import STATES as KERNEL
+from jitkern.ops.nway_checks import Inputs, check, check_overlaps
+from jitkern.ops.recent import PerThread
+from jitkern.ops.shapes import base_ratio, geometry, is_wide, pack_of
+from jitkern.ops.state import traced, wants_gradient
 
 OP = "merge_states"
 MAX_LIST = 256
 _ROWS = "PPqqI{0}q{0}q"  # struct Rows of kernels_src/include/partials.cuh; {0}: twice the room of the list
 _LAYOUT = "{1}P3P" + _ROWS + "4q2I3{2}2i0P"  # struct StatesParams of kernels_src/merge_states.cu
 
-KERNEL = variants.register(
-    variants.Kernel(
-        OP,
-        {"d": None, "list": 1, "stride": 32},
-        tuple((tag, pack, (("d", d),)) for tag, pack in (("f32", 4), ("f16", 8), ("bf16", 8)) for d in (128, 512)),
-    )
-)
-_thread = checks.PerThread()
+_thread = PerThread()
 
 
 def merge_states(
@@ -63,8 +58,12 @@ def merge_states(
         ArgumentError: an operand does not fit; nothing has run.
     """
     tensors = [*v, *s] if isinstance(v, list | tuple) and isinstance(s, list | tuple) else [v, s]
-    if torch.compiler.is_compiling() or (out is None and out_lse is None and wants_gradient(*tensors, sink)):
+    tracing = traced()
+    if tracing or (out is None and out_lse is None and wants_gradient(*tensors, sink)):
         checks.current_stream_only(OP, stream, backend)
+        if not tracing:
+            with torch.no_grad():  # the checks refuse operands with a gradient
+                check(OP, Inputs(v, s, sink, num_valid, indptr, out, out_lse))
         return _through_op(v, s, out, out_lse, lse_base, sink, sink_in_lse, num_valid, indptr)
     inputs = Inputs(v, s, sink, num_valid, indptr, out, out_lse)
     if out is None or out_lse is None:
@@ -90,20 +89,21 @@ def _through_op(
 
 def launch_states(inputs: Inputs, lse_base: Any, sink_in_lse: bool, stream: Any, backend: str) -> None:
     """Launch with outputs that are there."""
+    checks.flag(OP, "sink_in_lse", sink_in_lse)
     signature = addresses = bound = None
     try:
         addresses = inputs.addresses()
         signature = (inputs.signature(addresses), lse_base, sink_in_lse, backend)
         bound = _thread.calls.get(signature)
-    except (AttributeError, TypeError, RuntimeError):  # no tensor, no storage, cannot be hashed: the checks say what
-        pass
-    if bound is None or wants_gradient(*inputs.values, *inputs.logs, inputs.sink, inputs.out):
+    except checks.ODD:
+        signature = bound = None
+    if bound is None or derivatives.wanted(*inputs.outputs_and_inputs()):
         check(OP, inputs)
         _bases(lse_base)
-        if addresses is None:
-            raise UnsupportedError(f"{OP}: operands have no memory of their own (vmap and the like); loop over them")
-        bound = (_bind(inputs, inputs.addresses(), lse_base, sink_in_lse, stream, backend),)
-        _thread.keep(signature, bound)
+        addresses = inputs.addresses()
+        bound = (_bind(inputs, addresses, lse_base, sink_in_lse, stream, backend),)
+        if signature is not None:
+            _thread.keep(signature, bound)
     (call,) = bound
     if validate.wanted():
         _validate(inputs)
@@ -123,6 +123,7 @@ def launch_states(inputs: Inputs, lse_base: Any, sink_in_lse: bool, stream: Any,
 
 
 def _validate(inputs: Inputs) -> None:
+    check_overlaps(OP, inputs)
     heads, d = inputs.values[0].shape[-2:]
     pairs = [
         (f"v{i}", value.reshape(-1, heads, d), f"s{i}", log.reshape(-1, heads))
@@ -169,7 +170,7 @@ def _bind(
     variant = variants.Variant(
         KERNEL.name, checks.tag(first), pack, launch.target(device), variants.make_constants(KERNEL, holes), chosen
     )
-    function = loader.get(variant, device, None if device == CPU else launch.resolve_stream(stream, device))
+    function = loader.get(variant, device, None if device == CPU else streams.resolve_stream(stream, device))
     to_e = base_ratio(bases[2], math.e)
     count = inputs.listed
     padding = (0,) * (room - count)

@@ -7,7 +7,7 @@ from typing import Any
 import torch
 
 from jitkern.errors import ArgumentError
-from jitkern.ops import checks
+from jitkern.ops import checks, overlap
 
 _KINDS = (torch.float32, torch.float16, torch.bfloat16)
 
@@ -52,6 +52,10 @@ class Inputs:
         inputs.is_list = self.is_list
         return inputs
 
+    def outputs_and_inputs(self) -> list[Any]:
+        """All that can have a derivative."""
+        return [x for x in (*self.values, *self.logs, self.sink, self.out, self.out_lse) if x is not None]
+
     def addresses(self) -> tuple[int, ...]:
         """In the parameter block's order: values, logs, out, out_lse, sink, num_valid, indptr."""
         optional = (self.out, self.out_lse, self.sink, self.num_valid, self.indptr)
@@ -72,6 +76,7 @@ class Inputs:
             alignment & 15,
             self.shares_lse(),
             self.overlap(),
+            addresses.count(0),  # more than the bound call's: one has no memory of its own
             *(None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.is_neg()) for x in operands),
         )
 
@@ -147,6 +152,7 @@ def check(op: str, inputs: Inputs) -> None:
     _check_outputs(op, inputs)
     named = {f"v{i}": x for i, x in enumerate(inputs.values)} | {f"s{i}": x for i, x in enumerate(inputs.logs)}
     device = checks.same_device(op, **named, out=inputs.out, out_lse=inputs.out_lse)
+    checks.memory(op, **named, out=inputs.out, out_lse=inputs.out_lse)
     tokens, heads, _ = inputs.out_shape
     vectors = (("sink", inputs.sink, heads, torch.float32), ("num_valid", inputs.num_valid, tokens, torch.int32))
     for name, value, length, kind in (*vectors, ("indptr", inputs.indptr, tokens + 1, torch.int32)):
@@ -159,6 +165,29 @@ def check(op: str, inputs: Inputs) -> None:
     checks.no_gradient(op, **named, out=inputs.out, out_lse=inputs.out_lse, sink=inputs.sink)
     if inputs.overlap() is not None:
         _check_alias(op, inputs)
+    check_overlaps(op, inputs)
+
+
+def check_overlaps(op: str, inputs: Inputs) -> None:
+    """Outputs share no memory with anything, unless one is a partial as the same view of it."""
+    outputs = {"out": inputs.out, "out_lse": inputs.out_lse}
+    values = {f"v{i}": x for i, x in enumerate(inputs.values)}
+    logs = {f"s{i}": x for i, x in enumerate(inputs.logs)}
+    further = {"sink": inputs.sink, "num_valid": inputs.num_valid, "indptr": inputs.indptr}
+    same = set()
+    for output_name, group in (("out", values), ("out_lse", logs)):
+        for name, x in group.items():
+            if inputs.indptr is None and _is_partial(outputs[output_name], x, stacked=not inputs.is_list):
+                same.add((output_name, name))
+    overlap.refuse(op, outputs, {**values, **logs, **further}, same)
+
+
+def _is_partial(output: Any, x: Any, stacked: bool) -> bool:
+    if output is None or not stacked or x.numel() == 0:
+        return overlap.same_view(output, x)
+    step = x.stride(1) * x.element_size()
+    number, between = divmod(output.data_ptr() - x.data_ptr(), step) if step else (0, 0)
+    return between == 0 and 0 <= number < x.shape[1] and overlap.same_view(output, x[:, number])
 
 
 def _check_alias(op: str, inputs: Inputs) -> None:

@@ -2,38 +2,22 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
-from jitkern import dtypes, launch, loader, variants
-from jitkern.errors import ArgumentError, UnsupportedError
-from jitkern.loader import CPU
+import torch.autograd.forward_ad as forward_ad
+
+from jitkern import derivatives, launch, variants
+from jitkern.errors import ArgumentError
 from jitkern.ops import checks, validate
-from jitkern.ops.pairwise_checks import Extras, check
-from jitkern.ops.recent import RecentCalls
+from jitkern.ops.pairwise_bind import bind
+from jitkern.ops.pairwise_checks import Extras, check, check_overlaps
+from jitkern.ops.recent import PerThread, RecentCalls
 
-_LAYOUT = "6Pq2I4{0}2i5P12q0P"  # struct MergeParams of kernels_src/merge_attn_states.cu; {0}: f, or d beside float64
-_PATCH, _PATCH_WITH_EXTRAS = "6Pq", "6Pq2I4{0}2i5P"
-MAX_THREADS = 128
-_MAX_BLOCK_Z = 64
-_MAX_GRID_Y = 65535
-_HEAD_SIZES = (64, 128, 256, 512)
 _NOTHING = Extras()
-_WIDE_STRIDE = 1 << 32
+_PLAIN = (str, int, float, tuple)  # numpy's numbers compare as arrays
+_PACK_MASK = variants.PACK_BYTES - 1
 
-KERNEL = variants.register(
-    variants.Kernel(
-        "merge_attn_states",
-        {"d": None, "dense": 0, "out": "", "stride": 32, "control": 0},
-        tuple(
-            (tag, pack, (("d", d), ("dense", dense)))
-            for tag, pack in (("f32", 4), ("f16", 8), ("bf16", 8))
-            for d in _HEAD_SIZES
-            for dense in (1, 2)
-        ),
-    )
-)
-_thread = checks.PerThread()
+_thread = PerThread()
 _recent = RecentCalls()
 
 
@@ -67,17 +51,11 @@ def merge(
     if extras is None and again(lse_layout, out, out_lse, a, a_lse, b, b_lse, merged_tokens, lse_base, stream, backend):
         return
     more: tuple[int, ...] = ()
-    addresses: Any
-    signature: Any
+    scales: list[Any] = []
+    addresses: Any = None
+    signature: Any = None
     try:
-        addresses = (
-            out.data_ptr(),
-            0 if out_lse is None else out_lse.data_ptr(),
-            a.data_ptr(),
-            a_lse.data_ptr(),
-            b.data_ptr(),
-            b_lse.data_ptr(),
-        )
+        addresses = _addresses(out, out_lse, a, a_lse, b, b_lse)
         signature = (
             *(out.shape, out.stride(), out.dtype, out.device),
             *(a.shape, a.stride(), a.dtype, a.device),
@@ -86,30 +64,35 @@ def merge(
             *(b_lse.shape, b_lse.stride(), b_lse.dtype, b_lse.device),
             None if out_lse is None else (out_lse.shape, out_lse.stride(), out_lse.dtype, out_lse.device),
             _relations(*addresses),
+            addresses.count(0),  # more than the bound call's: one has no memory of its own
             a.is_neg() or b.is_neg() or a_lse.is_neg() or b_lse.is_neg() or out.is_neg(),
             (lse_layout, lse_base, backend),
         )
         if extras is not None:
-            more = tuple(0 if x is None else x.data_ptr() for x in extras.tensors)
-            signature += tuple(None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in extras.tensors)
-            signature += (extras.row_op_is_mask,)
+            given = extras.tensors
+            more = _addresses(*given)
+            scales = [x for x in given[:3] if x is not None]
+            described = [None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in given]
+            signature += (*described, extras.row_op_is_mask, more.count(0))
         bound = _thread.calls.get(signature)
-    except (AttributeError, TypeError, RuntimeError):  # no tensor, no storage, cannot be hashed: the checks say what
-        addresses = signature = bound = None
-    if bound is None or launch.gradient_wanted(out, a, a_lse, b, b_lse):
+    except checks.ODD:
+        signature = bound = None
+    if bound is None or derivatives.wanted(out, a, a_lse, b, b_lse, *scales, *(() if out_lse is None else (out_lse,))):
         state = dict(zip(names, (out, out_lse, a, a_lse, b, b_lse), strict=True))
         check(op, state, lse_layout, extras or _NOTHING)
         checks.lse_bases(op, lse_base)
-        if addresses is None:
-            raise UnsupportedError(f"{op}: operands have no memory of their own (vmap and the like); loop over them")
-        bound = _bind(op, state, lse_layout, addresses + more, lse_base, stream, backend, extras or _NOTHING)
-        _thread.keep(signature, bound)
+        if signature is None:
+            addresses, more = _addresses(*state.values()), () if extras is None else _addresses(*extras.tensors)
+        bound = bind(op, state, lse_layout, addresses + more, lse_base, stream, backend, extras or _NOTHING)
+        if signature is not None:
+            _thread.keep(signature, bound)
     call, tokens, between = bound
     if validate.wanted():
-        _validate(op, names, lse_layout, (a, a_lse, b, b_lse), extras or _NOTHING, tokens)
-    elif extras is None and call is not None:  # what is remembered is not looked at again
-        tensors = (out, a, b, a_lse, b_lse) if out_lse is None else (out, a, b, a_lse, b_lse, out_lse)
-        _recent.remember((lse_layout, lse_base, backend, len(tensors)), tensors, _relations(*addresses), bound)
+        _validate(op, names, lse_layout, (out, out_lse, a, a_lse, b, b_lse), extras or _NOTHING, tokens)
+    elif extras is None and call is not None and type(lse_base) in _PLAIN:  # it is not looked at again
+        tensors = _tensors(out, out_lse, a, a_lse, b, b_lse)
+        options = (lse_layout, lse_base, backend, len(tensors), _relations(*addresses))
+        _recent.remember(options, tensors, bound)
     if merged_tokens is None:
         merged_tokens = tokens
     else:
@@ -119,9 +102,10 @@ def merge(
 
 
 def _validate(
-    op: str, names: tuple[str, ...], lse_layout: str, inputs: tuple[Any, ...], extras: Extras, tokens: int
+    op: str, names: tuple[str, ...], lse_layout: str, operands: tuple[Any, ...], extras: Extras, tokens: int
 ) -> None:
-    a, a_lse, b, b_lse = inputs
+    check_overlaps(op, dict(zip(names, operands, strict=True)), extras)
+    _, _, a, a_lse, b, b_lse = operands
     logs = (a_lse, b_lse) if lse_layout == "nh" else (a_lse.T, b_lse.T)
     pairs = [(names[2], a, names[3], logs[0]), (names[4], b, names[5], logs[1])]
     scales = {"output_scale": extras.out_scale, "prefix_scale": extras.a_scale, "suffix_scale": extras.b_scale}
@@ -129,10 +113,20 @@ def _validate(
     validate.check_values(op, pairs, scales, {"prefill_tokens_with_context": merged})
 
 
+def _addresses(*operands: Any) -> tuple[int, ...]:
+    return tuple([0 if x is None else x.data_ptr() for x in operands])
+
+
+def _tensors(out: Any, out_lse: Any, a: Any, a_lse: Any, b: Any, b_lse: Any) -> tuple[Any, ...]:
+    """What a guard looks at: no tensor twice, which it would refuse; their number tells what was left out."""
+    if out is a and out_lse is a_lse:
+        return out, b, a_lse, b_lse
+    return (out, a, b, a_lse, b_lse) if out_lse is None else (out, a, b, a_lse, b_lse, out_lse)
+
+
 def _relations(out: int, out_lse: int, a: int, a_lse: int, b: int, b_lse: int) -> tuple[Any, ...]:
     """What a bound call takes for granted of the addresses."""
-    low_bits = (out | a | b) & (variants.PACK_BYTES - 1)
-    return low_bits, out == a, out == b, out_lse == a_lse, out_lse == b_lse
+    return (out | a | b) & _PACK_MASK, out == a, out == b, out_lse == a_lse, out_lse == b_lse
 
 
 def again(
@@ -149,135 +143,38 @@ def again(
     backend: str,
 ) -> bool:
     """Launch if this is like one of the last few calls; says whether it was."""
-    tensors = (out, a, b, a_lse, b_lse) if out_lse is None else (out, a, b, a_lse, b_lse, out_lse)
-    options = (lse_layout, lse_base, backend, len(tensors))
-    for recent in _recent.entries:
-        if recent.options == options and recent.same(*tensors):
-            o, x, y, lx, ly = out.data_ptr(), a.data_ptr(), b.data_ptr(), a_lse.data_ptr(), b_lse.data_ptr()
-            lo = 0 if out_lse is None else out_lse.data_ptr()
-            if recent.relations != _relations(o, lo, x, lx, y, ly):
-                continue
-            call, tokens, _ = recent.call
-            if merged_tokens is None:
-                merged_tokens = tokens
-            elif type(merged_tokens) is not int or not 0 <= merged_tokens <= tokens:
-                return False
-            launch.on(call, stream, o, lo, x, lx, y, ly, merged_tokens)
-            return True
-    return False
-
-
-def _bind(
-    op: str,
-    state: dict[str, Any],
-    lse_layout: str,
-    addresses: tuple[int, ...],
-    lse_base: Any,
-    stream: Any,
-    backend: str,
-    extras: Extras,
-) -> tuple[launch.Call | None, int, tuple[Any, ...]]:
-    """Choose the variant, load it, and pack its parameters.
-
-    Returns the call (none when there is nothing to do), the number of tokens, and what lies in the parameter block
-    between the addresses of the states and those of ``extras``, if there are any.
-    """
-    out, out_lse, a, a_lse, b, b_lse = state.values()
-    bases = checks.lse_bases(op, lse_base)
-    chosen = checks.backend_for(op, backend, out.device)
-    tokens, heads, d = map(int, out.shape)
-    if tokens == 0 or heads == 0 or d == 0:
-        return None, tokens, ()
-    if max(tokens, heads) >= 1 << 31:
-        raise ArgumentError(f"{op}: {tokens} tokens and {heads} heads; a call takes less than 2^31 of either")
-    device = checks.device_number(out.device)
-    pack = min(pack_of(value, d) for value in (out, a, b))
-    holes: dict[str, int | str] = {
-        "d": d,
-        "dense": _dense(state, lse_layout),
-        "out": "" if out.dtype == a.dtype else dtypes.resolve(out.dtype).cuda,
-        "stride": 64 if is_wide(*state.values()) else 32,
-        "control": int(extras.row_op is not None or extras.merged_tokens is not None),
-    }
-    constants = variants.make_constants(KERNEL, holes)
-    variant = variants.Variant(KERNEL.name, checks.tag(a), pack, launch.target(device), constants, chosen)
-    function = loader.get(variant, device, None if device == CPU else launch.resolve_stream(stream, device))
-    transposed = lse_layout == "hn"
-    to_e = base_ratio(bases[2], math.e)
-    ratios = (base_ratio(bases[0], bases[2]), base_ratio(bases[1], bases[2]), to_e, 1 / to_e)
-    flags = (int(addresses[1] in (addresses[3], addresses[5])), int(extras.row_op_is_mask))
-    between = (tokens, heads, *ratios, *flags)
-    values = [
-        *addresses[:6],
-        tokens,
-        *between,
-        *(addresses[6:] or (0, 0, 0, 0, 0)),
-        *(stride for value in (out, a, b) for stride in value.stride()[:2]),
-        *(stride for value in (out_lse, a_lse, b_lse) for stride in lse_strides(value, transposed)),
-    ]
-    grid, block = geometry(tokens, heads, d // pack, device)
-    accumulator = "d" if variant.dtype == "f64" else "f"
-    with_extras = len(addresses) > 6
-    patch = (_PATCH_WITH_EXTRAS if with_extras else _PATCH).format(accumulator)
-    work = tokens * heads * d * (2 * a.element_size() + out.element_size())
-    call = launch.Call(function, grid, block, _LAYOUT.format(accumulator), values, patch, work=work, pdl=True)
-    return call, tokens, between if with_extras else ()
-
-
-def _dense(state: dict[str, Any], lse_layout: str) -> int:
-    """1: all contiguous and L in memory as [tokens, heads]; 2: as [heads, tokens]; 0: anything else."""
-    out, out_lse, a, a_lse, b, b_lse = state.values()
-    logs = [x if lse_layout == "nh" else x.T for x in (a_lse, b_lse, out_lse) if x is not None]
-    if not all(x.is_contiguous() for x in (out, a, b)):
-        return 0
-    if all(x.is_contiguous() for x in logs):
-        return 1
-    return 2 if all(x.T.is_contiguous() for x in logs) else 0
+    if forward_ad._current_level >= 0:  # the guard sees no tangents
+        return False
+    try:
+        if out.is_nested or a.is_nested or b.is_nested or a_lse.is_nested or b_lse.is_nested:
+            return False  # the guard would end the process
+        o, x, y, lx, ly = out.data_ptr(), a.data_ptr(), b.data_ptr(), a_lse.data_ptr(), b_lse.data_ptr()
+        lo = 0 if out_lse is None else out_lse.data_ptr()
+        if out is a and out_lse is a_lse:  # as _tensors has it
+            tensors: tuple[Any, ...] = (out, b, a_lse, b_lse)
+        else:
+            tensors = (out, a, b, a_lse, b_lse) if out_lse is None else (out, a, b, a_lse, b_lse, out_lse)
+        relations = (o | x | y) & _PACK_MASK, o == x, o == y, lo == lx, lo == ly
+        options = (lse_layout, lse_base, backend, len(tensors), relations)
+        for recent in _recent.entries:
+            if recent.options == options and recent.same(*tensors):
+                break
+        else:
+            return False
+    except checks.ODD:
+        return False
+    call, tokens, _ = recent.call
+    if merged_tokens is None:
+        merged_tokens = tokens
+    elif type(merged_tokens) is not int or not 0 <= merged_tokens <= tokens:
+        return False
+    launch.on(call, stream, o, lo, x, lx, y, ly, merged_tokens)
+    return True
 
 
 def check_merged_tokens(op: str, merged_tokens: int | None, tokens: int) -> None:
     """Refuse a number of merged tokens that there cannot be."""
-    if merged_tokens is not None and not 0 <= merged_tokens <= tokens:
+    if merged_tokens is not None and (type(merged_tokens) is not int or not 0 <= merged_tokens <= tokens):
         raise ArgumentError(
             f"{op}: prefill_tokens_with_context={merged_tokens}; expected 0 to {tokens}, the number of tokens"
         )
-
-
-def pack_of(value: Any, d: int) -> int:
-    """Elements of the widest access that an operand's address and strides allow."""
-    size = value.element_size()
-    strides = [stride * size for stride, n in zip(value.stride()[:-1], value.shape[:-1], strict=True) if n > 1]
-    return variants.widest_pack(size, d * size, value.data_ptr(), *strides)
-
-
-def is_wide(*operands: Any) -> bool:
-    """Whether a stride does not fit in 32 bits."""
-    return any(stride >= _WIDE_STRIDE for value in operands if value is not None for stride in value.stride())
-
-
-def base_ratio(base: float, out: float) -> float:
-    """What brings a logarithm from ``base`` to ``out``; exactly 1 where they are the same."""
-    return 1.0 if base == out else math.log(base) / math.log(out)
-
-
-def lse_strides(value: Any, transposed: bool) -> tuple[int, int]:
-    """(token stride, head stride)."""
-    if value is None:
-        return 0, 0
-    first, second = value.stride()
-    return (second, first) if transposed else (first, second)
-
-
-def geometry(tokens: int, heads: int, packs: int, device: int) -> tuple[launch.Dim3, launch.Dim3]:
-    """(grid, block): whole rows in a block, heads before tokens, a number of heads that divides all if possible."""
-    if device == CPU:
-        lanes, block_heads, block_tokens = 1, 1, 1
-    else:
-        lanes = min(packs, MAX_THREADS)
-        most = min(heads, MAX_THREADS // lanes)
-        divisor = max(n for n in range(1, most + 1) if heads % n == 0)
-        block_heads = divisor if 2 * divisor > most else most
-        block_tokens = max(min(MAX_THREADS // (lanes * block_heads), _MAX_BLOCK_Z, tokens), 1)
-    tiles = -(-tokens // block_tokens)
-    depth = -(-tiles // _MAX_GRID_Y)
-    return (-(-heads // block_heads), -(-tiles // depth), depth), (lanes, block_heads, block_tokens)

@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 import torch
 
 from jitkern.errors import ArgumentError
-from jitkern.ops import checks
+from jitkern.ops import checks, overlap
 
 FLOAT8 = (torch.float8_e4m3fn, torch.float8_e5m2)
 _WIDE = (torch.float32, torch.float16, torch.bfloat16)
@@ -46,6 +46,7 @@ def check(op: str, state: dict[str, Any], lse_layout: str, extras: Extras) -> No
     logarithms = [*inputs[1::2], *([] if out_lse is None else [(out_lse_name, out_lse)])]
     for name, value in outputs:
         checks.tensor(op, name, value, 3, _LAYOUT)
+    for name, value in outputs:
         checks.same_shape(op, name, value, tuple(out.shape), _LAYOUT, out_name)
         checks.last_stride_one(op, name, value)
     _check_dtypes(op, out_name, out, inputs[::2], extras)
@@ -56,12 +57,14 @@ def check(op: str, state: dict[str, Any], lse_layout: str, extras: Extras) -> No
         checks.same_shape(op, name, value, rows, layout, out_name)
         checks.dtype(op, name, value, torch.float64 if out.dtype == torch.float64 else torch.float32)
     device = checks.same_device(op, **state)
+    checks.memory(op, **dict(inputs), **{out_name: out, out_lse_name: out_lse})  # an output may be made from an input
     checks.writable(op, out_name, out)
     if out_lse is not None:
         checks.writable(op, out_lse_name, out_lse)
     _check_aliases(op, state)
     _check_extras(op, extras, tokens, device)
-    checks.no_gradient(op, **state)
+    check_overlaps(op, state, extras)
+    checks.no_gradient(op, **state, **_scales(extras))
 
 
 def _check_dtypes(op: str, out_name: str, out: Any, inputs: list[tuple[str, Any]], extras: Extras) -> None:
@@ -107,9 +110,23 @@ def _check_aliases(op: str, state: dict[str, Any]) -> None:
                 )
 
 
+def check_overlaps(op: str, state: dict[str, Any], extras: Extras, further_output: Any = None) -> None:
+    """Outputs share no memory with anything, unless one is an input as the same view of it."""
+    (out_name, out), (out_lse_name, out_lse), *inputs = state.items()
+    same = {(out_name, name) for name, x in inputs[::2] if overlap.same_view(out, x)}
+    same |= {(out_lse_name, name) for name, x in inputs[1::2] if overlap.same_view(out_lse, x)}
+    rows = "mask" if extras.row_op_is_mask else "row_op"
+    further = {**_scales(extras), rows: extras.row_op, "prefill_tokens_with_context": extras.merged_tokens}
+    outputs = {out_name: out, out_lse_name: out_lse, "output_group_scale": further_output}
+    overlap.refuse(op, outputs, {**dict(inputs), **further}, same)
+
+
+def _scales(extras: Extras) -> dict[str, Any]:
+    return {"output_scale": extras.out_scale, "prefix_scale": extras.a_scale, "suffix_scale": extras.b_scale}
+
+
 def _check_extras(op: str, extras: Extras, tokens: int, device: Any) -> None:
-    named = {"output_scale": extras.out_scale, "prefix_scale": extras.a_scale, "suffix_scale": extras.b_scale}
-    for name, value in named.items():
+    for name, value in _scales(extras).items():
         if value is not None:
             checks.vector(op, name, value, 1, device, torch.float32)
     if extras.row_op is not None:

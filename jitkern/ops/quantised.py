@@ -7,22 +7,22 @@ from typing import Any
 
 import torch
 
-from jitkern import dtypes, launch, loader, variants
+from jitkern import derivatives, dtypes, launch, loader, streams, variants
 from jitkern.errors import ArgumentError
 from jitkern.loader import CPU
-from jitkern.ops import checks
-from jitkern.ops.pairwise import base_ratio, check_merged_tokens, is_wide, lse_strides, pack_of
-from jitkern.ops.pairwise_checks import FLOAT8, Extras, check
+from jitkern.ops import checks, validate
+from jitkern.ops.kernels import QUANTISE as KERNEL
+from jitkern.ops.pairwise import check_merged_tokens
+from jitkern.ops.pairwise_checks import FLOAT8, Extras, check, check_overlaps
+from jitkern.ops.recent import PerThread
+from jitkern.ops.shapes import base_ratio, is_wide, lse_strides, pack_of
 
 OP = "merge_attn_states"
 _LAYOUT = "7Pq14q4I4fi0P"  # struct QuantiseParams of kernels_src/merge_quantise.cu
 _PATCH = "7Pq"
 _THREADS = 256
 _MAX_SHARED_GROUPS = 12 * 1024  # 48 KiB
-_COMMON = tuple((tag, 8, (("d", d), ("out", "jitkern::e4m3"))) for tag in ("f16", "bf16") for d in (128,))
-
-KERNEL = variants.register(variants.Kernel("merge_quantise", {"d": None, "out": None, "stride": 32}, _COMMON))
-_thread = checks.PerThread()
+_thread = PerThread()
 
 
 def merge_quantised(
@@ -43,33 +43,57 @@ def merge_quantised(
         merged_tokens: tokens from this one on are copies of the suffix, quantised too.
         lse_base, stream, backend: as in :func:`jitkern.merge_attn_states`.
     """
-    out, out_lse, a, a_lse, b, b_lse = state.values()
-    _check(state, scale)
-    tokens = int(out.shape[0])
+    checks.flag(OP, "scale_ue8m0", power_of_two)
+    operands = (*state.values(), scale)
+    signature: Any = None
+    bound = None
+    try:
+        addresses = [0 if x is None else x.data_ptr() for x in operands]
+        described = [None if x is None else (x.shape, x.stride(), x.dtype, x.device, x.is_neg()) for x in operands]
+        signature = (*described, _relations(addresses), power_of_two, lse_base, backend)
+        bound = _thread.calls.get(signature)
+    except checks.ODD:
+        signature = None
+    if bound is None or derivatives.wanted(*[x for x in operands if x is not None]):
+        _check(state, scale)
+        addresses = [0 if x is None else x.data_ptr() for x in operands]
+        bound = _bind(operands, addresses, power_of_two, lse_base, stream, backend)
+        if signature is not None:
+            _thread.keep(signature, bound)
+    call, tokens = bound
+    if validate.wanted():
+        _validate(state, scale)
     k = tokens if merged_tokens is None else merged_tokens
     check_merged_tokens(OP, k, tokens)
-    if out.numel() == 0:
-        return
-    operands = (out, out_lse, a, a_lse, b, b_lse, scale)
-    addresses = [0 if x is None else x.data_ptr() for x in operands]
-    described = tuple(None if x is None else (x.shape, x.stride(), x.dtype, x.device) for x in operands)
-    low_bits = (addresses[0] | addresses[2] | addresses[4]) & (variants.PACK_BYTES - 1)
-    signature = (described, low_bits, power_of_two, lse_base, backend)
-    call = _thread.calls.get(signature)
-    if call is None:
-        call = _thread.keep(signature, _bind(operands, addresses, power_of_two, lse_base, stream, backend))
-    launch.on(call, stream, *addresses, k)
+    if call is not None:
+        launch.on(call, stream, *addresses, k)
+
+
+def _relations(addresses: list[int]) -> tuple[Any, ...]:
+    """What a bound call takes for granted of the addresses: alignment, what has none, what starts where others do."""
+    out, out_lse, a, a_lse, b, b_lse, _ = addresses
+    low_bits = (out | a | b) & (variants.PACK_BYTES - 1)
+    return low_bits, addresses.count(0), out == a, out == b, out_lse == a_lse, out_lse == b_lse
+
+
+def _validate(state: dict[str, Any], scale: Any) -> None:
+    check_overlaps(OP, state, Extras(), scale)
+    (_, _), (_, _), (a_name, a), (a_lse_name, a_lse), (b_name, b), (b_lse_name, b_lse) = state.items()
+    validate.check_values(OP, [(a_name, a, a_lse_name, a_lse.T), (b_name, b, b_lse_name, b_lse.T)], {}, {})
 
 
 def _check(state: dict[str, Any], scale: Any) -> None:
     out = state["output"]
     checks.tensor(OP, "output", out, 3, "[tokens, heads, head size]")
     checks.dtype(OP, "output", out, *FLOAT8)
+    checks.tensor(OP, "prefix_output", state["prefix_output"], 3, "[tokens, heads, head size]")
     checks.dtype(OP, "prefix_output", state["prefix_output"], torch.float32, torch.float16, torch.bfloat16)
     check(OP, state, "hn", Extras(out_scale=torch.ones(1, device=out.device)))
     checks.tensor(OP, "output_group_scale", scale, 2, "[tokens, groups]")
     checks.dtype(OP, "output_group_scale", scale, torch.float32)
     checks.same_device(OP, output=out, output_group_scale=scale)
+    checks.memory(OP, output_group_scale=scale)
+    checks.no_gradient(OP, output_group_scale=scale)
     checks.writable(OP, "output_group_scale", scale)
     tokens, heads, d = out.shape
     groups = scale.shape[1]
@@ -78,13 +102,19 @@ def _check(state: dict[str, Any], scale: Any) -> None:
             f"{OP}: output_group_scale has shape {list(scale.shape)}; expected [{tokens}, groups], where the groups are"
             f" equal parts of the {heads * d} elements of a token, and at most {_MAX_SHARED_GROUPS}"
         )
+    check_overlaps(OP, state, Extras(), scale)
 
 
 def _bind(
     operands: tuple[Any, ...], addresses: list[int], power_of_two: bool, lse_base: Any, stream: Any, backend: str
-) -> launch.Call:
+) -> tuple[launch.Call | None, int]:
+    """The call, none when there is nothing to do, and the number of tokens."""
     out, out_lse, a, a_lse, b, b_lse, scale = operands
     tokens, heads, d = map(int, out.shape)
+    bases = checks.lse_bases(OP, lse_base)
+    chosen = checks.backend_for(OP, backend, out.device)
+    if out.numel() == 0:
+        return None, tokens
     groups = int(scale.shape[1])
     group = heads * d // groups
     device = checks.device_number(out.device)
@@ -93,10 +123,8 @@ def _bind(
     holes: dict[str, int | str] = {"d": d, "out": dtypes.resolve(out.dtype).cuda}
     holes["stride"] = 64 if is_wide(*operands) else 32
     constants = variants.make_constants(KERNEL, holes)
-    chosen = checks.backend_for(OP, backend, out.device)
     variant = variants.Variant(KERNEL.name, checks.tag(a), pack, launch.target(device), constants, chosen)
-    function = loader.get(variant, device, None if device == CPU else launch.resolve_stream(stream, device))
-    bases = checks.lse_bases(OP, lse_base)
+    function = loader.get(variant, device, None if device == CPU else streams.resolve_stream(stream, device))
     to_e = base_ratio(bases[2], math.e)
     values = [
         *addresses,
@@ -118,4 +146,5 @@ def _bind(
     width = min(tokens, (1 << 31) - 1)
     work = 3 * out.numel() * a.element_size()
     shared = 4 * groups
-    return launch.Call(function, (width, 1, 1), (threads, 1, 1), _LAYOUT, values, _PATCH, shared, work, pdl=True)
+    call = launch.Call(function, (width, 1, 1), (threads, 1, 1), _LAYOUT, values, _PATCH, shared, work, pdl=True)
+    return call, tokens

@@ -1,4 +1,4 @@
-"""The quick way for a call like one of the last few: one check of all operands in C++, no signature.
+"""Calls that are remembered: all by signature, and the last few by a guard, one check of all operands in C++.
 
 ``TensorGuards`` is what ``torch.compile`` checks its inputs with: type, dtype, device, sizes, strides, lazy views,
 ``requires_grad`` and inference mode of every tensor, in a microsecond. It is torch's own and not public: where it is
@@ -18,15 +18,13 @@ class Recent(NamedTuple):
     """A call and what another one must share with it.
 
     Attributes:
-        options: everything that is no tensor.
+        options: everything that is no tensor, and what is true of the addresses (alignment, which are equal).
         same: whether tensors are as the remembered ones were.
-        relations: what was true of the addresses (alignment, which are equal).
         call: what to do with it.
     """
 
     options: Any
     same: Callable[..., bool]
-    relations: Any
     call: Any
 
 
@@ -36,14 +34,14 @@ class RecentCalls(threading.local):
     def __init__(self) -> None:
         self.entries: list[Recent] = []
 
-    def remember(self, options: Any, tensors: Sequence[Any], relations: Any, call: Any) -> None:
+    def remember(self, options: Any, tensors: Sequence[Any], call: Any) -> None:
         """Put a call in front. ``tensors`` must have been checked.
 
         None of one that requires a gradient, under ``no_grad``: the guard would let it pass where autograd is on.
         """
         same = None if any(x.requires_grad for x in tensors) else _guard(tensors)
         if same is not None:
-            self.entries = [Recent(options, same, relations, call), *self.entries[: _KEPT - 1]]
+            self.entries = [Recent(options, same, call), *self.entries[: _KEPT - 1]]
 
     def forget(self) -> None:
         """Drop all (tests)."""
@@ -61,3 +59,19 @@ def _guard(tensors: Sequence[Any]) -> Callable[..., bool] | None:
         return same if same(*tensors) is True else None
     except Exception:  # whatever a future torch does instead; the ordinary way serves every call
         return None
+
+
+class PerThread(threading.local):
+    """Bound calls by signature, of one thread. Bounded, since shapes of a serving engine vary without end."""
+
+    limit = 4096
+
+    def __init__(self) -> None:
+        self.calls: dict[Any, Any] = {}
+
+    def keep(self, signature: Any, call: Any) -> Any:
+        """Remember a call."""
+        if len(self.calls) >= self.limit:
+            self.calls.clear()
+        self.calls[signature] = call
+        return call

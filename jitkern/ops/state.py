@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 import torch
+from torch.compiler import is_compiling
 
 from jitkern.errors import ArgumentError
 from jitkern.ops import checks, pairwise
 from jitkern.ops.pairwise_checks import Extras
 
+_modes = torch._C._len_torch_dispatch_stack
 _NAMES = ("out", "out_lse", "v_a", "s_a", "v_b", "s_b")
 _IN_PLACE_NAMES = ("v", "s", "v (as input)", "s (as input)", "v_other", "s_other")
 
@@ -38,21 +40,33 @@ def merge_state(
     Raises:
         ArgumentError: an operand does not fit; nothing has run.
     """
-    if torch.compiler.is_compiling() or (out is None and out_lse is None and wants_gradient(v_a, s_a, v_b, s_b)):
+    tracing = traced()
+    if tracing or (out is None and out_lse is None and wants_gradient(v_a, s_a, v_b, s_b)):
         checks.current_stream_only("merge_state", stream, backend)
         bases = checks.lse_bases("merge_state", lse_base)
+        if not tracing:
+            checks.no_tangent("merge_state", v_a=v_a, s_a=s_a, v_b=v_b, s_b=s_b)
         result = torch.ops.jitkern.merge_state(v_a, s_a, v_b, s_b, -1, *bases)
         return _into(out, result[0]), _into(out_lse, result[1])
     try:
         out = torch.empty_like(v_a, memory_format=torch.contiguous_format) if out is None else out
         out_lse = torch.empty_like(s_a, memory_format=torch.contiguous_format) if out_lse is None else out_lse
-    except (TypeError, RuntimeError):
+    except checks.ODD:
         checks.tensor("merge_state", "v_a", v_a, 3, "[tokens, heads, head size]")
         checks.tensor("merge_state", "s_a", s_a, 2, "[tokens, heads]")
+        checks.memory("merge_state", v_a=v_a, s_a=s_a)
         raise
     operands = (out, out_lse, v_a, s_a, v_b, s_b)
     pairwise.merge("merge_state", _NAMES, "nh", *operands, None, lse_base, stream, backend)
     return out, out_lse
+
+
+def traced() -> bool:
+    """Whether torch looks at what is called: then a call goes through the registered op, which it can see.
+
+    That is while ``torch.compile`` or ``torch.export`` traces, and under a dispatch mode (``make_fx``, FakeTensorMode).
+    """
+    return bool(is_compiling() or _modes() > 0)
 
 
 def _into(target: Any, value: Any) -> Any:
@@ -94,13 +108,20 @@ def merge_state_in_place(
     """
     if mask is not None and row_op is not None:
         raise ArgumentError("merge_state_in_place: both mask and row_op are given; give one of them")
-    extras = None
-    if mask is not None or row_op is not None:
-        extras = Extras(row_op=row_op if mask is None else mask, row_op_is_mask=mask is not None)
-    if torch.compiler.is_compiling():
+    if traced():
         checks.current_stream_only("merge_state_in_place", stream, backend)
         bases = checks.lse_bases("merge_state_in_place", lse_base)
         torch.ops.jitkern.merge_state_in_place(v, s, v_other, s_other, mask, row_op, *bases)
         return
+    merge_in_place(v, s, v_other, s_other, mask, row_op, lse_base, stream, backend)
+
+
+def merge_in_place(
+    v: Any, s: Any, v_other: Any, s_other: Any, mask: Any, row_op: Any, lse_base: Any, stream: Any, backend: str
+) -> None:
+    """:func:`merge_state_in_place` where nothing is traced."""
+    extras = None
+    if mask is not None or row_op is not None:
+        extras = Extras(row_op=row_op if mask is None else mask, row_op_is_mask=mask is not None)
     operands = (v, s, v, s, v_other, s_other)
     pairwise.merge("merge_state_in_place", _IN_PLACE_NAMES, "nh", *operands, None, lse_base, stream, backend, extras)

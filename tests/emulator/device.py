@@ -17,7 +17,7 @@ import pytest
 
 from jitkern import driver, launch, loader
 from jitkern.ops import checks, mla_geometry, mla_launch, nway, pairwise, quantised
-from jitkern.ops.recent import RecentCalls
+from jitkern.ops.recent import PerThread, RecentCalls
 from jitkern.variants import Variant
 from tests.emulator.emulate import Emulator, Size
 
@@ -70,7 +70,7 @@ class EmulatedDevice:
         patch.setattr(launch, "Call", Call)
         patch.setattr(launch, "on", self._on)
         for module in (pairwise, nway, quantised):  # calls bound before are for the CPU
-            patch.setattr(module, "_thread", checks.PerThread())
+            patch.setattr(module, "_thread", PerThread())
         patch.setattr(pairwise, "_recent", RecentCalls())
 
     def _on(self, call: Call, stream: Any, *values: Any) -> None:

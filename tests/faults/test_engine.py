@@ -9,7 +9,7 @@ import threading
 import pytest
 
 from jitkern import binaries, cache, compilers, events, loader, settings, sources
-from jitkern.errors import ArgumentError, MissError
+from jitkern.errors import ArgumentError, MissError, SettingError
 from jitkern.variants import Variant
 from tests.faults import harness, injected
 
@@ -48,6 +48,40 @@ def test_a_compile_after_freeze_is_what_was_asked_for(compiler, heard, late):
     assert len(heard) == {"event": 0, "warning": 2, "error": 0}[late]
     loader.thaw()
     assert loader.obtain(injected.variant(4), injected.TEXT)[1] == "compiled"
+
+
+@pytest.mark.parametrize("late", ["event", "warning", "error"])
+def test_the_variable_freezes_from_the_start(compiler, heard, late):
+    seen: list[events.Event] = []
+    assert loader.obtain(injected.variant(1), injected.TEXT)[1] == "compiled"
+    stop = events.listen(seen.append)
+    try:
+        with settings.override(freeze=late):
+            assert loader.obtain(injected.variant(1), injected.TEXT)[1] == "cached"
+            if late == "error":
+                with pytest.raises(MissError, match=r"JITKERN_FREEZE=error says .*warmup.*jitkern warm"):
+                    loader.obtain(injected.variant(2), injected.TEXT)
+            else:
+                assert loader.obtain(injected.variant(2), injected.TEXT)[1] == "compiled"
+            assert len(heard) == (late == "warning")
+            loader.freeze("event")  # goes before the variable
+            assert loader.obtain(injected.variant(3), injected.TEXT)[1] == "compiled"
+            loader.thaw()
+            if late == "error":
+                with pytest.raises(MissError, match="JITKERN_FREEZE"):
+                    loader.obtain(injected.variant(4), injected.TEXT)
+    finally:
+        loader.thaw()
+        stop()
+    late_ones = [event.detail for event in seen if event.kind == "late_compile"]
+    assert late_ones == [late, "event", *([late] if late == "error" else [])]
+    assert loader.obtain(injected.variant(5), injected.TEXT)[1] == "compiled"
+
+
+def test_the_variable_takes_no_other_word():
+    assert settings.from_environment({"JITKERN_FREEZE": "Error"}).freeze == "error"
+    with pytest.raises(SettingError, match="JITKERN_FREEZE='panic': allowed are off, event, warning, error"):
+        settings.from_environment({"JITKERN_FREEZE": "panic"})
 
 
 def test_freeze_takes_no_other_word(here):
