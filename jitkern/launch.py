@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from jitkern import driver, settings, streams
+from jitkern import derivatives, driver, settings, streams
 from jitkern.errors import ArgumentError, LaunchError
 from jitkern.loader import CPU, Function
 
@@ -174,11 +174,17 @@ def target(device: int) -> str:
 
 
 class Recording:
-    """``with Recording() as seen: op(...)`` collects the calls that this thread's ops would have launched."""
+    """``with Recording() as seen: op(...)`` collects the calls that this thread's ops would have launched.
+
+    Attributes:
+        calls: them, with what each would have put in front of its parameter block.
+        written: the tensors that they would have written to.
+    """
 
     def __init__(self) -> None:
         self.thread = threading.get_ident()
         self.calls: list[tuple[Call, tuple[int, ...]]] = []
+        self.written: list[Any] = []
 
     def __enter__(self) -> Recording:
         global _recording
@@ -206,6 +212,14 @@ def on(call: Call, stream: Any, *patch: Any) -> None:
         return
     call._patch(call._parameters, 0, *patch)
     again(call, stream)
+
+
+def wrote(*outputs: Any) -> None:
+    """Tell autograd that an op has written to tensors, so that it notices if it had kept one for a backward pass."""
+    if _recording is None or _recording.thread != threading.get_ident():
+        (derivatives.torch_getters or derivatives.getters()).increment(outputs)
+    else:
+        _recording.written += outputs
 
 
 def again(call: Call, stream: Any = None) -> None:

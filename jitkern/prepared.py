@@ -19,15 +19,16 @@ class Prepared:
         result: what the op returned when it was prepared: its outputs, which every call fills anew.
     """
 
-    __slots__ = ("_calls", "_operands", "result")
+    __slots__ = ("_calls", "_operands", "_written", "result")
 
-    def __init__(self, calls: list[launch.Call], operands: Any, result: Any) -> None:
-        self._calls, self._operands, self.result = calls, operands, result
+    def __init__(self, calls: list[launch.Call], written: list[Any], operands: Any, result: Any) -> None:
+        self._calls, self._written, self._operands, self.result = calls, written, operands, result
 
     def __call__(self, stream: Any = None) -> None:
         """Launch on ``stream``, or on the current stream of the operands' device."""
         for call in self._calls:
             launch.again(call, stream)
+        launch.wrote(*self._written)
 
 
 def prepare(op: Callable[..., Any], *operands: Any, **options: Any) -> Prepared:
@@ -58,4 +59,4 @@ def prepare(op: Callable[..., Any], *operands: Any, **options: Any) -> Prepared:
     with launch.Recording() as seen:
         result = op(*operands, **options)
     calls = [call.bound(*patch) for call, patch in seen.calls]
-    return Prepared(calls, (operands, options), result)
+    return Prepared(calls, seen.written, (operands, options), result)

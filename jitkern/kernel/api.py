@@ -174,6 +174,7 @@ class Kernel:
             recents=self._recents,
             slow=self._slow,
             on=launch.on,
+            wrote=launch.wrote,
             nothing=_NOTHING,
             refuse=self._refuse,
             StructError=struct.error,
@@ -194,6 +195,7 @@ class Kernel:
             here.keep(key, _NOTHING if bound.call is None else bound.call)
         if bound.call is not None:
             launch.on(bound.call, stream, *binding.packed(self, values))
+            launch.wrote(*[values[p.name] for p in quick.written(self.declared) if values[p.name] is not None])
 
     def _tensors(self, given: Mapping[str, Any]) -> dict[str, Any]:
         """The arguments, arrays of other frameworks as torch's view of them."""

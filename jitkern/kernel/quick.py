@@ -70,6 +70,7 @@ def write(declared: Declaration, rules: Mapping[str, Tensor | Scalar], watched: 
         "    if bound is not nothing:",
         "        try:",
         f"            on(bound, stream, {', '.join(_value(p) for p in declared.parameters)})",
+        *_told_to_autograd(declared, rules),
         "        except (StructError, OverflowError):",
         f"            refuse({{{names}}})",
         "            raise",
@@ -87,6 +88,18 @@ def _argument(parameter: Parameter, rule: Tensor | Scalar) -> str:
 def _address(parameter: Parameter) -> str:
     name = python_name(parameter.name)
     return f"a_{parameter.name} = 0 if {name} is None else {name}.data_ptr()"
+
+
+def written(declared: Declaration) -> list[Parameter]:
+    """The tensors that a kernel may write to."""
+    return [p for p in declared.parameters if p.pointer and not p.const]
+
+
+def _told_to_autograd(declared: Declaration, rules: Mapping[str, Tensor | Scalar]) -> list[str]:
+    always = [python_name(p.name) for p in written(declared) if not _optional(p, rules)]
+    sometimes = [python_name(p.name) for p in written(declared) if _optional(p, rules)]
+    lines = [f"            wrote({', '.join(always)})"] if always else []
+    return lines + [f"            if {name} is not None: wrote({name})" for name in sometimes]
 
 
 def _optional(parameter: Parameter, rules: Mapping[str, Tensor | Scalar]) -> bool:

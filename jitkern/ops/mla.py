@@ -220,6 +220,7 @@ class MLADecode:
             calls = self._keep(key, mla_launch.bind(self, operands, scale, bool(causal), base, scales, stream))
         for call in calls:
             launch.on(call, stream, *addresses)
+        launch.wrote(out, lse)
         return out, lse
 
     @staticmethod

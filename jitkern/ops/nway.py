@@ -120,6 +120,7 @@ def launch_states(inputs: Inputs, lse_base: Any, sink_in_lse: bool, stream: Any,
             *padding,
             *addresses[2 * count :],
         )
+        launch.wrote(*[x for x in (inputs.out, inputs.out_lse) if x is not None])
 
 
 def _validate(inputs: Inputs) -> None:

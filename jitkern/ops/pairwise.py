@@ -99,6 +99,7 @@ def merge(
         check_merged_tokens(op, merged_tokens, tokens)
     if call is not None:
         launch.on(call, stream, *addresses, merged_tokens, *between, *more)
+        launch.wrote(*[x for x in (out, out_lse) if x is not None])
 
 
 def _validate(
@@ -169,6 +170,7 @@ def again(
     elif type(merged_tokens) is not int or not 0 <= merged_tokens <= tokens:
         return False
     launch.on(call, stream, o, lo, x, lx, y, ly, merged_tokens)
+    launch.wrote(out) if out_lse is None else launch.wrote(out, out_lse)
     return True
 
 

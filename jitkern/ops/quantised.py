@@ -67,6 +67,7 @@ def merge_quantised(
     check_merged_tokens(OP, k, tokens)
     if call is not None:
         launch.on(call, stream, *addresses, k)
+        launch.wrote(*[x for x in (state["output"], state["output_lse"], scale) if x is not None])
 
 
 def _relations(addresses: list[int]) -> tuple[Any, ...]:

@@ -15,7 +15,7 @@ from typing import Any
 
 import pytest
 
-from jitkern import driver, launch, loader
+from jitkern import driver, launch, loader, streams
 from jitkern.ops import checks, mla_geometry, mla_launch, nway, pairwise, quantised
 from jitkern.ops.recent import PerThread, RecentCalls
 from jitkern.variants import Variant
@@ -66,7 +66,7 @@ class EmulatedDevice:
         patch.setattr(driver, "current", _nothing)
         patch.setattr(loader, "get", lambda variant, *_, **__: Function(variant))
         patch.setattr(launch, "target", lambda _: target)
-        patch.setattr(launch, "resolve_stream", lambda *_: 0)
+        patch.setattr(streams, "resolve_stream", lambda *_: 0)
         patch.setattr(launch, "Call", Call)
         patch.setattr(launch, "on", self._on)
         for module in (pairwise, nway, quantised):  # calls bound before are for the CPU
