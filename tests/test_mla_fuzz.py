@@ -1,0 +1,41 @@
+"""MLADecode on random steps (tests/mla_cases.py) against the float64 oracle: the CPU's kernels, and emulated ones."""
+
+from __future__ import annotations
+
+import random
+
+import pytest
+import torch
+
+from tests.emulator.device import EmulatedDevice
+from tests.emulator.emulate import Emulator
+from tests.mla_cases import CACHES, draw
+
+pytestmark = pytest.mark.usefixtures("one_thread")
+
+
+@pytest.mark.parametrize("kind", CACHES)
+def test_random_steps(kind: str) -> None:
+    for seed in range(40):
+        case = draw(random.Random(f"{kind} {seed}"), kind, 130, 200)
+        try:
+            case.check(*case.decode())
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from None
+
+
+@pytest.mark.parametrize("kind", ["codes", "tokens"])
+def test_random_steps_on_the_emulator(emulator: Emulator, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
+    """One tile and pack, those of tests/test_emulated_codes.py: to build a kernel takes longer than to run it often."""
+    device = EmulatedDevice(emulator, "sm_90", monkeypatch)
+    for seed in range(12):
+        case = draw(random.Random(f"emulated {kind} {seed}"), kind, 16, 130, (16,))
+        while case.coded.step.q.dtype != torch.bfloat16 or case.coded.step.q.shape[-1] != 576:
+            case = draw(case.rng, kind, 16, 130, (16,))
+        device.seed = seed
+        try:
+            case.check(*case.decode())
+        except AssertionError as error:
+            raise AssertionError(f"seed {seed}: {error}") from None
+        decode = next(variant for variant in reversed(device.launched) if variant.kernel == "mla_decode")
+        assert (dict(decode.constants)["rows"], decode.pack) == (16, 8)
