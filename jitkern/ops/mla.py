@@ -7,7 +7,17 @@ from typing import Any
 
 from jitkern import launch
 from jitkern.errors import ArgumentError
-from jitkern.ops import checks, mla_cache, mla_checks, mla_geometry, mla_launch, mla_plan, mla_torch, overlap
+from jitkern.ops import (
+    checks,
+    mla_cache,
+    mla_checks,
+    mla_geometry,
+    mla_launch,
+    mla_plan,
+    mla_torch,
+    mla_validate,
+    validate,
+)
 from jitkern.ops.recent import PerThread
 
 OP = "MLADecode.run"
@@ -67,13 +77,10 @@ class MLADecode:
         mla_checks.shape("MLADecode", **vars(self))
         self.cache_dtype = self.dtype if cache_dtype is None else cache_dtype
         self.cache_format = mla_cache.of("MLADecode", cache_dtype, self.dtype, head_dim)
-        if not math.isinf(empty_lse):
-            raise ArgumentError(f"MLADecode: empty_lse={empty_lse!r}; expected inf or -inf")
-        if num_parts is not None and not 1 <= num_parts <= mla_geometry.MAX_PARTS:
-            raise ArgumentError(f"MLADecode: num_parts={num_parts}; expected 1 to {mla_geometry.MAX_PARTS}, or None")
+        mla_checks.options("MLADecode", empty_lse, num_parts, pdl)
         self.empty_lse = empty_lse
         probe = torch.empty(0, device=device)
-        self.device = probe.device
+        self.device = checks.same_device("MLADecode", device=probe)
         self.backend = checks.backend_for("MLADecode", backend, self.device)
         self._number = checks.device_number(self.device)
         self._sizes = mla_geometry.device_of(self._number)
@@ -84,6 +91,7 @@ class MLADecode:
         self._partial_out = torch.empty((rows, head_dim_v), dtype=torch.float32, device=self.device)
         self._partial_lse = torch.empty((rows,), dtype=torch.float32, device=self.device)
         self._planned: tuple[int, int, int] | None = None
+        self._all_real = False  # whether the plan was made without num_requests
         self._calls: dict[Any, tuple[launch.Call, launch.Call]] = {}
         self._number_in_graphs = mla_torch.register(self)
         mla_launch.load(self)
@@ -141,7 +149,7 @@ class MLADecode:
         self._check_capacity(op, batch, q_len)
         self._plan.make(cache_seqlens, num_requests, self.parts(q_len), stream)
         generation = 1 if self._planned is None else self._planned[2] + 1
-        self._planned = (batch, q_len, generation)
+        self._planned, self._all_real = (batch, q_len, generation), num_requests is None
         return generation
 
     def run(
@@ -171,7 +179,7 @@ class MLADecode:
                 float8_e4m3fn) instead of head_dim for ``cache_dtype="fp8_ds_mla"``.
             block_table: [batch, columns] int32. Entries behind a request's last page are not read; keys on a page
                 outside the cache (-1, say) are masked, as are those beyond the table's columns.
-            cache_seqlens: [batch] int32, as planned.
+            cache_seqlens: [batch] int32, as planned. A length beyond the table counts as what the table reaches.
             softmax_scale: default ``head_dim ** -0.5``.
             causal: query token t sees the keys before ``length - (q_len - 1 - t)``.
             out, lse: where the results go; any strides with the last dimension of ``out`` contiguous.
@@ -187,7 +195,7 @@ class MLADecode:
             base = checks.lse_base(OP, lse_base)
             traced = (self._plan.storage, q, k_cache, block_table, cache_seqlens, k_scale, q_scale)
             results = torch.ops.jitkern.mla_run(*traced, softmax_scale, causal, base, self._number_in_graphs)
-            return self._copied(results, out, lse)
+            return mla_torch.copied(OP, results, out, lse)
         checks.flag(OP, "causal", causal)
         mla_checks.operands(OP, self, q, k_cache, block_table, cache_seqlens, out, lse)
         batch, q_len = q.shape[:2]
@@ -205,9 +213,11 @@ class MLADecode:
         addresses = checks.addresses(OP, _OPERANDS, operands)
         aligned = (addresses[2] | addresses[3]) % 16, addresses[0] % 8
         strides = tuple(operand.stride() for operand in operands[:5])
-        scales = tuple(0 if scale is None else scale.data_ptr() for scale in (k_scale, q_scale))
+        scales = tuple([0 if scale is None else scale.data_ptr() for scale in (k_scale, q_scale)])
         sizes = (batch, q_len, k_cache.shape[0], block_table.shape[1])
-        key = (sizes, strides, aligned, softmax_scale, causal, lse_base, scales)
+        # With their types: True is 1.0 to a dictionary. A scale's address belongs to a bound call.
+        options = (softmax_scale, type(softmax_scale), causal, lse_base, type(lse_base))
+        key = (sizes, strides, aligned, options, scales)
         try:
             calls = self._calls.get(key)
         except checks.ODD:  # cannot be hashed or compared
@@ -215,20 +225,14 @@ class MLADecode:
         if calls is None:
             scale = mla_checks.scale(OP, softmax_scale, self.head_dim)
             base = checks.lse_base(OP, lse_base)
-            named = dict(zip(_OPERANDS, operands, strict=True))
-            overlap.refuse(OP, {name: named.pop(name) for name in ("out", "lse")}, named, set())
+            mla_validate.overlaps(OP, (*operands, k_scale, q_scale))
             calls = self._keep(key, mla_launch.bind(self, operands, scale, bool(causal), base, scales, stream))
+        if validate.wanted():
+            mla_validate.values(OP, self, (*operands, k_scale, q_scale))
         for call in calls:
             launch.on(call, stream, *addresses)
         launch.wrote(out, lse)
         return out, lse
-
-    @staticmethod
-    def _copied(results: tuple[Any, Any], out: Any, lse: Any) -> tuple[Any, Any]:
-        """Traced code has new results; outputs that were given are copied to."""
-        given = (out, lse)
-        copied = [new if old is None else old.copy_(new) for old, new in zip(given, results, strict=True)]
-        return copied[0], copied[1]
 
     def _check_capacity(self, op: str, batch: int, q_len: int) -> None:
         if batch > self.max_batch:

@@ -69,6 +69,7 @@ def scales(op: str, made_for: Any, k_scale: Any, q_scale: Any) -> None:
 
     Raises:
         ArgumentError: one is not a float32 tensor of one element on the object's device, or the cache has none.
+        UnsupportedError: one has a derivative that would be lost, or is wrapped by a transform.
     """
     import torch
 
@@ -85,9 +86,12 @@ def scales(op: str, made_for: Any, k_scale: Any, q_scale: Any) -> None:
                 f"{op}: {name} is a {type(value).__name__}; expected a float32 tensor of one element on"
                 f" {made_for.device}, so that a graph reads it anew at each replay"
             )
+        checks.tensor(op, name, value, value.dim(), "of one element")
         checks.dtype(op, name, value, torch.float32)
         if value.device != made_for.device or value.numel() != 1:
             raise ArgumentError(
                 f"{op}: {name} has shape {list(value.shape)} on {value.device}; expected one element on"
                 f" {made_for.device}"
             )
+    checks.memory(op, k_scale=k_scale, q_scale=q_scale)  # without any it would pass for none
+    checks.no_gradient(op, k_scale=k_scale, q_scale=q_scale)

@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from jitkern.errors import ArgumentError, UnsupportedError
-from jitkern.ops import checks
+from jitkern.ops import checks, mla_geometry
 
 HEAD_DIMS = (576, 512)
 HEAD_DIM_V = 512
@@ -18,6 +19,9 @@ def shape(op: str, **given: Any) -> None:
         value, least = given[name], 0 if name == "max_batch" else 1
         if not isinstance(value, int) or isinstance(value, bool) or not least <= value < 1 << 31:
             raise ArgumentError(f"{op}: {name}={value!r}; expected an int of at least {least}, below 2^31")
+    for name in ("head_dim", "head_dim_v", "page_size"):
+        if type(given[name]) is not int:
+            raise ArgumentError(f"{op}: {name}={given[name]!r}; expected an int")
     if given["num_heads"] % given["num_heads_k"]:
         raise ArgumentError(
             f"{op}: num_heads={given['num_heads']} is no multiple of num_heads_k={given['num_heads_k']};"
@@ -38,12 +42,24 @@ def shape(op: str, **given: Any) -> None:
         raise UnsupportedError(f"{op}: dtype={given['dtype']}; expected torch.bfloat16 or torch.float16")
 
 
+def options(op: str, empty_lse: Any, num_parts: Any, pdl: Any) -> None:
+    """Check the options of an :class:`MLADecode`."""
+    if not isinstance(empty_lse, float) or not math.isinf(empty_lse):
+        raise ArgumentError(f"{op}: empty_lse={empty_lse!r}; expected inf or -inf")
+    if num_parts is not None and (type(num_parts) is not int or not 1 <= num_parts <= mla_geometry.MAX_PARTS):
+        raise ArgumentError(f"{op}: num_parts={num_parts!r}; expected 1 to {mla_geometry.MAX_PARTS}, or None")
+    checks.flag(op, "pdl", pdl)
+
+
 def scale(op: str, given: Any, head_dim: int) -> float:
     """The factor of the scores: a finite number, by default 1 / sqrt(head_dim)."""
     if given is None:
         return float(head_dim**-0.5)
-    if not isinstance(given, int | float) or isinstance(given, bool) or not abs(given) < 3.4e38:
-        raise ArgumentError(f"{op}: softmax_scale={given!r}; expected a finite number, or None for head_dim ** -0.5")
+    # The kernels get it times log2(e), as a float32.
+    if not isinstance(given, int | float) or isinstance(given, bool) or not abs(given) < 2.3e38:
+        raise ArgumentError(
+            f"{op}: softmax_scale={given!r}; expected a finite number below 2.3e38, or None for head_dim ** -0.5"
+        )
     return float(given)
 
 

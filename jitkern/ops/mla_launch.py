@@ -53,7 +53,8 @@ COMBINE = variants.register(
 def load(made: MLADecode) -> None:
     """Make all kernels that well-aligned operands need ready."""
     made._plan.load(made.backend)
-    for tile in {made._tile(q_len) for q_len in (1, made.max_q_len)}:
+    # From 64 query tokens on, whatever the heads, it is the largest tile.
+    for tile in {made._tile(q_len) for q_len in range(1, min(made.max_q_len, mla_geometry.MOST_ROWS) + 1)}:
         _decode(made, tile, variants.widest_pack(2, 0), None)
     _combine(made, None)
 

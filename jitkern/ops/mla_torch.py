@@ -19,6 +19,21 @@ def register(decode: Any) -> int:
     return number
 
 
+def copied(op: str, results: tuple[Any, Any], out: Any, lse: Any) -> tuple[Any, Any]:
+    """Traced code has new results; outputs that were given are copied to.
+
+    Raises:
+        ArgumentError: one of them is of another shape or dtype, to which a copy would broadcast or convert.
+    """
+    for name, new, old in (("out", results[0], out), ("lse", results[1], lse)):
+        if old is not None and (old.shape != new.shape or old.dtype != new.dtype):
+            raise ArgumentError(
+                f"{op}: {name} has shape {list(old.shape)}, {old.dtype}; expected {list(new.shape)}, {new.dtype}"
+            )
+    new_out, new_lse = results
+    return new_out if out is None else out.copy_(new_out), new_lse if lse is None else lse.copy_(new_lse)
+
+
 def find(number: int) -> Any:
     """The object of a number.
 

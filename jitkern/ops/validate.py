@@ -1,14 +1,13 @@
-"""``JITKERN_VALIDATE=1``: look at the values as well, on the device, before a merge runs.
+"""``JITKERN_VALIDATE=1``: look at the values as well, on the device, before an op runs.
 
-It costs two passes over the inputs and a synchronisation per call, so it is for finding where a bad value comes from.
+It costs a merge two passes over the inputs and a synchronisation per call, so it is for finding where a bad value comes
+from. What it looks at in MLA decode: jitkern/ops/mla_validate.py.
 During the capture of a CUDA graph nothing is looked at, since waiting for the device is illegal there.
 """
 
 from __future__ import annotations
 
 from typing import Any
-
-import torch
 
 from jitkern import events, settings
 from jitkern.errors import ArgumentError
@@ -17,6 +16,16 @@ from jitkern.errors import ArgumentError
 def wanted() -> bool:
     """Whether values are to be looked at."""
     return settings.get().validate
+
+
+def capturing() -> bool:
+    """Whether a CUDA graph is being captured, so that nothing can be looked at; says so, once."""
+    import torch
+
+    if not (torch.cuda.is_available() and torch.cuda.is_current_stream_capturing()):
+        return False
+    events.warn_once("validate", "JITKERN_VALIDATE: values are not looked at while a CUDA graph is being captured")
+    return True
 
 
 def check_values(
@@ -33,8 +42,9 @@ def check_values(
     Raises:
         ArgumentError: an L is NaN; an O whose L is finite is not finite itself; a scale or a count makes no sense.
     """
-    if torch.cuda.is_available() and torch.cuda.is_current_stream_capturing():
-        events.warn_once("validate", "JITKERN_VALIDATE: values are not looked at while a CUDA graph is being captured")
+    import torch
+
+    if capturing():
         return
     for name, scale in scales.items():
         if scale is not None and not (bool(torch.isfinite(scale).all()) and bool((scale > 0).all())):
