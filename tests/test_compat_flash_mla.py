@@ -108,6 +108,55 @@ def test_caches_of_codes(lazy: bool, device: str) -> None:
     assert_decoded(*call(coded.step, *metadata(coded.step), is_fp8_kvcache=True), reference(coded.values))
 
 
+def test_both_orders_behind_causal(device: str) -> None:
+    """FlashMLA: is_fp8_kvcache, indices, ...; vLLM's build: descale_q, descale_k, is_fp8_kvcache, indices."""
+    coded = with_codes(make_step([300, 0, 64], 16, device=device))
+    descale_q = torch.tensor([0.5], device=device)
+    expected = call(coded.step, get_mla_metadata()[0], descale_q=descale_q, descale_k=coded.k_scale)
+    first = (*coded.step.operands(), 512)
+    for more in ((), (True,), (True, None)):
+        meta, splits = get_mla_metadata(coded.step.cache_seqlens, 16, 1)
+        given = (*first, meta, splits, None, False, descale_q, coded.k_scale, *more)
+        for got, want in zip(flash_mla_with_kvcache(*given), expected, strict=True):
+            assert torch.equal(got, want)
+    plain = make_step([300, 0, 64], 16, device=device)
+    for order in ((False, None, None, None, None, None, None), (None, None, False, None), (False,), (None,)):
+        out = flash_mla_with_kvcache(*plain.operands(), 512, get_mla_metadata()[0], None, None, False, *order)
+        assert_decoded(*out, reference(plain))
+    start = (*plain.operands(), 512, get_mla_metadata()[0], None, None, False)
+    with pytest.raises(UnsupportedError, match="indices is given"):
+        flash_mla_with_kvcache(*start, False, torch.zeros(1))
+    with pytest.raises(UnsupportedError, match="attn_sink is given"):
+        flash_mla_with_kvcache(*start, False, None, torch.zeros(1))
+    with pytest.raises(UnsupportedError, match="indices is given"):
+        flash_mla_with_kvcache(*start, None, None, False, torch.zeros(1))
+    with pytest.raises(ArgumentError, match="5 arguments behind causal; expected at most 4: descale_q, descale_k"):
+        flash_mla_with_kvcache(*start, None, None, False, None, None)
+    with pytest.raises(ArgumentError, match="is_fp8_kvcache is given by position and by name"):
+        flash_mla_with_kvcache(*start, False, is_fp8_kvcache=False)
+    with pytest.raises(UnsupportedError, match="descale is given"):
+        flash_mla_with_kvcache(*start, descale=torch.ones(1))
+
+
+def test_descales_of_a_plain_cache_are_not_read(device: str) -> None:
+    """vLLM passes its layers' scales whatever the cache holds, and its build looks at them for 8-bit caches only."""
+    step = make_step([300, 0, 64], 16, device=device)
+    scales = {"descale_q": torch.ones(1, device=device), "descale_k": torch.ones(1, device=device)}
+    assert_decoded(*call(step, get_mla_metadata()[0], **scales), reference(step))
+    assert_decoded(*call(step, *get_mla_metadata(step.cache_seqlens, 16, 1), **scales), reference(step))
+
+
+def test_a_first_call_that_fails_leaves_no_plan(device: str) -> None:
+    step = make_step([300, 65, 64], 16, device=device)
+    meta, _ = get_mla_metadata()
+    for wrong in (step.cache_seqlens[:1], step.cache_seqlens.long(), step.cache_seqlens * 0):
+        table = step.block_table.long() if wrong.shape[0] == 3 else step.block_table
+        with pytest.raises(ArgumentError):
+            flash_mla_with_kvcache(step.q, step.k_cache, table, wrong, 512, meta)
+        assert meta.tile_scheduler_metadata is None
+    assert_decoded(*call(step, meta), reference(step))
+
+
 def test_what_there_is_not_is_refused(device: str) -> None:
     step = make_step([100], 16, device=device)
     meta, _ = get_mla_metadata()
@@ -119,8 +168,9 @@ def test_what_there_is_not_is_refused(device: str) -> None:
         call(step, meta, is_fp8_kvcache=torch.ones(1))
     with pytest.raises(ArgumentError, match="queries of 8 bits go with such a cache"):
         flash_mla_with_kvcache(step.q.to(torch.float8_e4m3fn), *step.operands()[1:], 512, meta)
+    packed = with_tokens(make_step([100], 16, device=device)).step
     with pytest.raises(ArgumentError, match="no scale beside the cache"):
-        call(step, get_mla_metadata()[0], descale_k=torch.ones(1, device=device))
+        call(packed, get_mla_metadata()[0], descale_k=torch.ones(1, device=device))
     with pytest.raises(UnsupportedError, match="attn_sink, indices is given"):
         call(step, meta, indices=torch.zeros(1), attn_sink=torch.zeros(16))
     with pytest.raises(UnsupportedError, match="head_dim_v=256"):

@@ -13,8 +13,9 @@ from __future__ import annotations
 import collections
 from typing import Any
 
+from jitkern.compat import flash_mla_arguments
 from jitkern.errors import ArgumentError, CaptureError, UnsupportedError
-from jitkern.ops import checks, mla_cache, mla_geometry, mla_plan
+from jitkern.ops import checks, mla_geometry, mla_plan
 from jitkern.ops.mla import MLADecode
 
 OP = "flash_mla_with_kvcache"
@@ -98,14 +99,13 @@ def flash_mla_with_kvcache(
     num_splits: Any = None,
     softmax_scale: float | None = None,
     causal: bool = False,
-    is_fp8_kvcache: bool = False,
-    indices: Any = None,
-    *,
-    descale_q: Any = None,
-    descale_k: Any = None,
-    **others: Any,
+    *positional: Any,
+    **named: Any,
 ) -> tuple[Any, Any]:
     """Attend over a paged latent cache.
+
+    Behind ``causal`` come, by name or by position, ``is_fp8_kvcache`` and ``indices`` as FlashMLA has them, or
+    ``descale_q``, ``descale_k``, ``is_fp8_kvcache`` and ``indices`` as vLLM's build does.
 
     Args:
         q: [batch, q_len, heads, 576]; bf16, f16, or float8_e4m3fn with a cache of that type.
@@ -117,52 +117,37 @@ def flash_mla_with_kvcache(
         softmax_scale: default ``576 ** -0.5``.
         causal: bottom-right mask.
         is_fp8_kvcache: whether the cache holds 8-bit codes.
-        descale_q, descale_k: float32 tensors of one element, as vLLM's build has them for float8_e4m3fn caches.
-        indices, others: FlashMLA's arguments for sparse attention; anything but their defaults is refused.
+        descale_q, descale_k: float32 tensors of one element, as vLLM's build has them for float8_e4m3fn caches; with
+            bf16 and f16 caches they are not read, as there.
+        indices and FlashMLA's other arguments for sparse attention: anything but None is refused.
 
     Returns:
         ``out`` [batch, q_len, heads, 512] and ``softmax_lse`` [batch, heads, q_len] float32, natural logarithm, +inf
         for rows without a key. bf16 for queries of 8 bits.
     """
-    refused = sorted(name for name, value in {"indices": indices, **others}.items() if value is not None)
-    if refused:
-        raise UnsupportedError(f"{OP}: {', '.join(refused)} is given; attention is dense here")
+    options = flash_mla_arguments.by_name(OP, positional, named)
+    is_fp8_kvcache, descale_q, descale_k = flash_mla_arguments.dense(OP, options)
     checks.tensor(OP, "q", q, 4, "[batch, q_len, heads, head size]")
     checks.tensor(OP, "k_cache", k_cache, 4, "[pages, page size, KV heads, head size]")
     checks.same_device(OP, q=q, k_cache=k_cache)
     if type(head_dim_v) is not int or head_dim_v != 512:
         raise UnsupportedError(f"{OP}: head_dim_v={head_dim_v}; expected 512")
-    _check_codes(q, k_cache, is_fp8_kvcache)
+    flash_mla_arguments.check_codes(OP, q, k_cache, is_fp8_kvcache)
+    if k_cache.element_size() > 1:
+        descale_q = descale_k = None
     if q.element_size() == 1:
         q = q.bfloat16()  # exact
     operands = (q, k_cache, block_table, cache_seqlens)
-    if isinstance(tile_scheduler_metadata, FlashMLASchedMeta):
+    lazy = isinstance(tile_scheduler_metadata, FlashMLASchedMeta)
+    if lazy:
         decode = _lazy(tile_scheduler_metadata, num_splits, *operands, causal)
     else:
         decode = _from_tensors(tile_scheduler_metadata, num_splits, *operands)
         decode.plan(cache_seqlens, q_len=int(q.shape[1]))
-    return decode.run(*operands, softmax_scale, causal, k_scale=descale_k, q_scale=descale_q)
-
-
-def _check_codes(q: Any, k_cache: Any, is_fp8_kvcache: Any) -> None:
-    import torch
-
-    if not isinstance(is_fp8_kvcache, bool):
-        raise ArgumentError(
-            f"{OP}: is_fp8_kvcache is a {type(is_fp8_kvcache).__name__}; expected a bool (give descale_q and descale_k"
-            " by name)"
-        )
-    codes = k_cache.element_size() == 1
-    if is_fp8_kvcache and not codes:
-        raise ArgumentError(f"{OP}: is_fp8_kvcache=True, but k_cache is {k_cache.dtype}")
-    if q.dtype == torch.float8_e4m3fn and k_cache.dtype != q.dtype:
-        raise ArgumentError(f"{OP}: q is {q.dtype}, k_cache is {k_cache.dtype}; queries of 8 bits go with such a cache")
-
-
-def _cache_dtype(q: Any, k_cache: Any) -> Any:
-    if k_cache.element_size() > 1:
-        return None if k_cache.dtype == q.dtype else k_cache.dtype
-    return mla_cache.PACKED if k_cache.shape[3] == mla_cache.PACKED_BYTES else k_cache.dtype
+    results = decode.run(*operands, softmax_scale, causal, k_scale=descale_k, q_scale=descale_q)
+    if lazy:  # not before: a call that fails leaves no plan behind
+        tile_scheduler_metadata.decode = decode
+    return results
 
 
 def _config(q: Any, k_cache: Any, causal: bool = False) -> dict[str, Any]:
@@ -174,7 +159,7 @@ def _config(q: Any, k_cache: Any, causal: bool = False) -> dict[str, Any]:
         "causal": causal,
         "dtype": q.dtype,
         "device": q.device,
-        "cache_dtype": _cache_dtype(q, k_cache),
+        "cache_dtype": flash_mla_arguments.cache_dtype(q, k_cache),
     }
 
 
@@ -200,9 +185,9 @@ def _lazy(
     config = _config(q, k_cache, causal)
     if meta.decode is None:
         meta.config, meta.captured = config, _capturing(q.device)
-        meta.decode = _make(config, config["batch"])
-        meta.decode.plan(cache_seqlens)
-        return meta.decode
+        decode = _make(config, config["batch"])
+        decode.plan(cache_seqlens)
+        return decode
     differing = [name for name, value in config.items() if meta.config[name] != value]
     if differing:
         first = differing[0]
