@@ -75,6 +75,7 @@ class Call:
     __slots__ = (
         "_addresses",
         "_config",
+        "_device",
         "_entry",
         "_host",
         "_launch",
@@ -105,7 +106,7 @@ class Call:
                 raise ArgumentError(f"{function.variant.kernel}: {size} blocks in {axis}; a launch takes 1 to {most}")
         self.function, self.grid, self.block = function, grid, block
         self._patch, self._offsets = struct.Struct(patch).pack_into, offsets
-        self._host = function.device == CPU
+        self._device, self._host = function.device, function.device == CPU
         packed = struct.pack(layout, *values)
         if self._host:
             self._entry: Any = ctypes.CFUNCTYPE(ctypes.c_int, ctypes.c_void_p, ctypes.c_void_p)(function.handle)
@@ -135,6 +136,7 @@ class Call:
         twin = object.__new__(Call)
         twin.function, twin.grid, twin.block = self.function, self.grid, self.block
         twin._patch, twin._host, twin._entry = self._patch, self._host, self._entry
+        twin._device = self._device
         twin._offsets = self._offsets
         twin._connect(self._parameters.raw, self._config.raw)
         twin._patch(twin._parameters, 0, *patch)
@@ -228,10 +230,12 @@ def again(call: Call, stream: Any = None) -> None:
         call._entry(*call._launch)
         return
     ask = streams.torch_getters or streams.getters()
-    device = call.function.device
+    device = call._device
     handle = ask.current_stream(device) if stream is None else streams.stream_handle(stream, device)
-    if ask.current_device() == device:
+    if ask.current_device() != device:
+        with ask.on_device(device):
+            call.relaunch(handle)
+    elif handle != call._stream:
         call.relaunch(handle)
-        return
-    with ask.on_device(device):
-        call.relaunch(handle)
+    elif result := call._entry(*call._launch):  # as relaunch does, which would be one more Python call
+        call._fail(result, handle)

@@ -36,8 +36,29 @@ def test_any_number_in_every_arrangement(backend: str, count: int, dtype: torch.
     assert_states(out, lse, p)
     for how in ("list", "ragged"):
         other, other_lse = run(p, backend, how)
+        if count == 2 and how == "ragged":  # two and nothing else are a pairwise merge's
+            assert_states(other, other_lse, p)
+            continue
         assert same_bits(other, out), how
         assert same_bits(other_lse, lse), how
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+@pytest.mark.parametrize("how", ["stacked", "list"])
+@pytest.mark.parametrize("base", ["e", "2", ("2", "2", "e")])
+def test_two_are_a_pairwise_merge(backend: str, how: str, dtype: torch.dtype, base: Any) -> None:
+    p = random_partials(9, 2, 3, D, dtype, device_of(backend))
+    (a, b), (a_lse, b_lse) = p.lists()
+    want, want_lse = jitkern.merge_state(a, a_lse, b, b_lse, lse_base=base, backend=backend)
+    for _ in range(3):  # new, known, remembered
+        out, lse = run(p, backend, how, lse_base=base)
+        assert same_bits(out, want)
+        assert same_bits(lse, want_lse)
+    given = (a.clone(), a_lse.clone())
+    operands: Any = ([given[0], b], [given[1], b_lse])
+    jitkern.merge_states(*operands, out=given[0], out_lse=given[1], lse_base=base, backend=backend)
+    assert same_bits(given[0], want)
+    assert same_bits(given[1], want_lse)
 
 
 def test_no_partials_at_all(backend: str) -> None:

@@ -13,6 +13,7 @@ from jitkern.loader import CPU
 from jitkern.ops import checks, validate
 from jitkern.ops.kernels import STATES as KERNEL
 from jitkern.ops.nway_checks import Inputs, check, check_overlaps
+from jitkern.ops.pairwise import again, merge
 from jitkern.ops.recent import PerThread
 from jitkern.ops.shapes import base_ratio, geometry, is_wide, pack_of
 from jitkern.ops.state import traced, wants_gradient
@@ -21,6 +22,8 @@ OP = "merge_states"
 MAX_LIST = 256
 _ROWS = "PPqqI{0}q{0}q"  # struct Rows of kernels_src/include/partials.cuh; {0}: twice the room of the list
 _LAYOUT = "{1}P3P" + _ROWS + "4q2I3{2}2i0P"  # struct StatesParams of kernels_src/merge_states.cu
+
+_PAIR = ("out", "out_lse", "v0", "s0", "v1", "s1")
 
 _thread = PerThread()
 
@@ -90,6 +93,13 @@ def _through_op(
 def launch_states(inputs: Inputs, lse_base: Any, sink_in_lse: bool, stream: Any, backend: str) -> None:
     """Launch with outputs that are there."""
     checks.flag(OP, "sink_in_lse", sink_in_lse)
+    pair = inputs.pair()
+    if pair is not None:  # the pairwise kernel is made for two
+        if not again("nh", inputs.out, inputs.out_lse, *pair, None, lse_base, stream, backend):
+            check(OP, inputs)
+            _bases(lse_base)
+            merge(OP, _PAIR, "nh", inputs.out, inputs.out_lse, *pair, None, lse_base, stream, backend)
+        return
     signature = addresses = bound = None
     try:
         addresses = inputs.addresses()

@@ -52,6 +52,21 @@ class Inputs:
         inputs.is_list = self.is_list
         return inputs
 
+    def pair(self) -> tuple[Any, Any, Any, Any] | None:
+        """(v0, s0, v1, s1) of exactly two partials with nothing else to them, else None. Nothing is checked."""
+        if self.sink is not None or self.num_valid is not None or self.indptr is not None:
+            return None
+        try:
+            if self.is_list:
+                (a, b), (a_lse, b_lse) = self.values, self.logs
+            elif self.values[0].dim() == 4 and self.logs[0].dim() == 3:
+                (a, b), (a_lse, b_lse) = self.values[0].unbind(1), self.logs[0].unbind(1)
+            else:
+                return None
+        except checks.ODD:  # not two, or no tensors
+            return None
+        return a, a_lse, b, b_lse
+
     def outputs_and_inputs(self) -> list[Any]:
         """All that can have a derivative."""
         return [x for x in (*self.values, *self.logs, self.sink, self.out, self.out_lse) if x is not None]
