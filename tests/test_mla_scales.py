@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import warnings
+import weakref
 from collections.abc import Callable
 
 import pytest
@@ -105,6 +106,36 @@ def test_results_over_a_scale_are_refused() -> None:
     lse = torch.zeros(2, 16, 1)
     with pytest.raises(ArgumentError, match=r"lse .* shares memory with k_scale"):
         made.mla.run(*made.coded.step.operands(), lse=lse, k_scale=lse[1, 3])
+
+
+def test_prepared_calls_keep_the_scale_and_read_it_anew() -> None:
+    made = Made()
+    out, lse, scale = torch.zeros(2, 1, 16, 512, dtype=torch.bfloat16), torch.zeros(2, 16, 1), torch.ones(1)
+    prepared = jitkern.prepare(made.mla.run, *made.coded.step.operands(), out=out, lse=lse, k_scale=scale)
+    for value in (1.0, 0.25):
+        scale.fill_(value)
+        prepared()
+        assert torch.equal(out, made.run(torch.tensor([value])))
+    kept = weakref.ref(scale)
+    del scale
+    gc.collect()
+    assert kept() is not None
+
+
+@pytest.mark.parametrize("name", ["q", "k_scale", "q_scale"])
+def test_traced_gradients_are_refused(name: str) -> None:
+    made = Made()
+    operands = {"q": made.coded.step.q, "k_scale": torch.ones(1), "q_scale": torch.ones(1)}
+    operands[name].requires_grad_()
+
+    def layer(q: torch.Tensor, k_scale: torch.Tensor, q_scale: torch.Tensor) -> torch.Tensor:
+        return made.mla.run(q, *made.coded.step.operands()[1:], k_scale=k_scale, q_scale=q_scale)[0]
+
+    compiled = torch.compile(layer, fullgraph=True, backend="aot_eager")
+    with pytest.raises(torch._dynamo.exc.TorchDynamoException, match=f"{name} requires a gradient"):
+        compiled(**operands)
+    with torch.no_grad():
+        assert torch.equal(compiled(**operands), layer(**operands))
 
 
 def test_traced_with_scales_that_change() -> None:

@@ -160,7 +160,8 @@ def no_gradient(op: str, **operands: Any) -> None:
     """Refuse operands whose derivative, of either mode, would silently be lost."""
     import torch
 
-    no_tangent(op, **operands)
+    if not torch.compiler.is_compiling():  # traced code has no tangents
+        no_tangent(op, **operands)
     if torch.is_grad_enabled():
         wanted = [name for name, value in operands.items() if value is not None and value.requires_grad]
         if wanted:

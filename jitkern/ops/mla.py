@@ -193,6 +193,7 @@ class MLADecode:
 
         if torch.compiler.is_compiling():
             base = checks.lse_base(OP, lse_base)
+            checks.no_gradient(OP, q=q, k_cache=k_cache, k_scale=k_scale, q_scale=q_scale)
             traced = (self._plan.storage, q, k_cache, block_table, cache_seqlens, k_scale, q_scale)
             results = torch.ops.jitkern.mla_run(*traced, softmax_scale, causal, base, self._number_in_graphs)
             return mla_torch.copied(OP, results, out, lse)
