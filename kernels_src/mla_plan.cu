@@ -37,7 +37,7 @@ struct PlanParams {
   i32 batch, capacity;
   i32 parts, all_parts;  // workers of this step; rows of `records` and `split`
   i32 min_blocks, crumb, request_cost, split_cost, slack;
-  i32 unused;
+  i32 most_blocks;  // a longer request counts as this long, so that sums of any lengths fit; its last piece has the rest
 };
 
 struct Cut {
@@ -151,7 +151,7 @@ JITKERN_KERNEL(jitkern::PlanParams, jitkern::kThreads) {
 #pragma unroll 1
   for (i32 start = 0; start < p.batch; start += kThreads) {
     const i32 i = start + thread;
-    const i32 blocks = i < count ? blocks_of(p.lengths[i]) : 0;
+    const i32 blocks = i < count ? min_of(blocks_of(p.lengths[i]), p.most_blocks) : 0;
     longest = warp_max(max_of(longest, blocks));
     if (thread % kWarp == 0) maxima[thread / kWarp] = longest;  // the scan's barriers publish it
     const u64 word = blocks ? (1ull << 40) + static_cast<u64>(blocks + p.request_cost) : 0;

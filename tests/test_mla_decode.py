@@ -224,6 +224,13 @@ def test_lengths_beyond_the_table_end_with_the_table(page_size: int, device: str
     assert_decoded(*decode(step), reference(step))
 
 
+def test_pads_with_uninitialised_lengths_leave_the_others_alone(device: str) -> None:
+    step = make_step([64] * 200, 4, device=device, columns=1)
+    expected = reference(step)
+    step.cache_seqlens[3:] = 0x7F7F7F7F
+    assert_decoded(*decode(step, num_parts=16), expected)
+
+
 def test_negative_lengths_are_empty(device: str) -> None:
     step = make_step([200, 0, 64], 16, device=device)
     step.cache_seqlens[1] = -7

@@ -195,6 +195,19 @@ def test_a_long_request_among_short_ones_is_shared() -> None:
     assert max(work) <= 80  # 2,248 blocks; alone the long request would be 2,048
 
 
+@settings(max_examples=60)
+@given(
+    st.lists(st.one_of(st.integers(2**30, 2**31 - 1), st.integers(0, 5000)), min_size=60, max_size=300),
+    st.sampled_from([1, 2, 16, 66, 132, 1000]),
+    st.integers(0, 6),
+)
+def test_lengths_that_nobody_has_still_make_a_plan(lengths: list[int], parts: int, cost: int) -> None:
+    """Uninitialised lengths of pads, say: their sum is beyond an i32, and the other requests must not suffer."""
+    most = (2**31 - 1) // len(lengths) - cost
+    counted = [min(n, most * BLOCK) for n in lengths]  # the rest goes to the last piece, as if it had grown since
+    check_plan(make_plan(lengths, parts, request_cost=cost), counted)
+
+
 def test_nothing_is_left_of_an_earlier_plan() -> None:
     plan = make_plan([5000] * 8, 16, capacity=8)
     plan.make(torch.tensor([70], dtype=torch.int32), None, 4, None)

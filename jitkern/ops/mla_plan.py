@@ -14,6 +14,7 @@ _LAYOUT = "8P10i"  # struct PlanParams of kernels_src/mla_plan.cu
 _PATCH = "2P"
 _THREADS = 512
 RECORD_WORDS = 8
+_LARGEST = (1 << 31) - 1  # sum of costs, an i32 of kernels_src/mla_plan.cu
 
 
 class Tuning:
@@ -81,7 +82,8 @@ class Plan:
             *(0, 0, self.records.data_ptr(), self.num_splits.data_ptr(), self.rows.data_ptr()),
             *(self.order.data_ptr(), self.split.data_ptr(), self._scratch.data_ptr()),
             *(batch, self.capacity, parts, self.parts),
-            *(tuning.min_blocks, tuning.crumb, tuning.request_cost, tuning.split_cost, tuning.slack, 0),
+            *(tuning.min_blocks, tuning.crumb, tuning.request_cost, tuning.split_cost, tuning.slack),
+            max(_LARGEST // max(batch, 1) - tuning.request_cost, 1),
         ]
         block = (1 if self._device == loader.CPU else _THREADS, 1, 1)
         return launch.Call(self._function, (1, 1, 1), block, _LAYOUT, values, _PATCH, pdl=self._pdl)
