@@ -64,12 +64,16 @@ def _variants(arguments: argparse.Namespace, siblings: bool = False) -> list[Any
 
 def run_warm(arguments: argparse.Namespace) -> int:
     """``jitkern warm``."""
-    from jitkern import loader, warm
+    from jitkern import loader, pool, warm
     from jitkern.progress import Progress
 
     wanted = _variants(arguments, siblings=True)
     with Progress("jitkern warm", quiet=arguments.json) as say:
-        done = warm.fill_cache(wanted, lambda n, count, v: say(f"{n}/{count} {v.name}"), arguments.jobs)
+
+        def tell(n: int, count: int, outcome: pool.Outcome) -> None:
+            say(f"{n}/{count} {outcome.variant.name}{': failed' if outcome.error else ''}")
+
+        done = warm.fill_cache(wanted, tell, arguments.jobs)
     rows = [{"variant": item.variant.name, "how": item.how, "ms": round(item.seconds * 1000, 1)} for item in done]
     place = loader.store()
     where = str(place.root) if place else "nowhere: no folder can be written to"
@@ -138,7 +142,10 @@ def run_bench(arguments: argparse.Namespace) -> int:
 
 
 def _constants(given: Sequence[str]) -> dict[str, int | str]:
-    pairs = (text.split("=", 1) if "=" in text else (text, "") for text in given)
+    for text in given:
+        if not text.partition("=")[0] or "=" not in text:
+            raise ArgumentError(f"--constant {text}: expected NAME=VALUE, for example d=96")
+    pairs = (text.split("=", 1) for text in given)
     return {name: int(value) if value.lstrip("-").isdigit() else value for name, value in pairs}
 
 
