@@ -39,8 +39,13 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     from jitkern import doctor
 
     result = doctor.report()
-    lines = []
+    lines: list[str] = []
+    told: dict[str, str] = {}  # one cause of several findings is written out once
     for item in result["findings"]:
+        before = told.setdefault(item["text"], item["part"]) if item["status"] != "ok" else item["part"]
+        if before != item["part"]:
+            lines.append(f"{item['status']:4}  {item['part']:13} as {before}")
+            continue
         lines.append(f"{item['status']:4}  {item['part']:13} {item['text']}")
         if item["status"] != "ok" and item["fix"] and item["fix"] not in item["text"]:
             lines.append(f"{'':20}-> {item['fix']}")

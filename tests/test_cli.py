@@ -205,6 +205,32 @@ def test_variants_that_fail_are_not_shown_as_done(
     assert "1/1 mla_plan-i32-p1 for cpu: failed" in err
 
 
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_demo_on_a_gpu_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "demo", "--device", "cuda")
+    assert code == 3
+    assert "no usable GPU" in err
+
+
+def test_doctor_names_the_setting_that_makes_no_sense(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JITKERN_MOD", "hit-only")
+    monkeypatch.setattr(settings, "_cached", None)
+    monkeypatch.setattr(settings, "_override", None)
+    code, out, _ = run(capsys, "doctor")
+    assert code == 1
+    assert "fail  settings" in out
+    assert out.count("did you mean JITKERN_MODE?") == 1, "once, not for every part"
+    assert out.splitlines()[-1] == "To do: settings: correct the variable, or unset it"
+
+
+def test_printing_a_call_does_not_print_its_text() -> None:
+    mine = jitkern.Kernel("__global__ void mine(float* y) { y[0] = 1; }", grid=1, block=1)
+    mine(torch.zeros(1))
+    assert len(repr(mine.last)) < 700
+
+
 def has_nvrtc() -> bool:
     try:
         toolchain.nvrtc()
