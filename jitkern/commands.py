@@ -141,6 +141,10 @@ def run_why(arguments: argparse.Namespace) -> int:
 def run_bench(arguments: argparse.Namespace) -> int:
     """``jitkern bench``: 1 if a result of jitkern's is wrong."""
     comparison = importlib.import_module(f"jitkern.benches.{arguments.what}")
+    if arguments.out:  # found out before anything is measured, not after
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        with open(arguments.out, "a", encoding="utf-8"):
+            pass
     result = comparison.run(arguments)
     _print(result, arguments.json, comparison.text(result))
     return 0 if result.get("ok", True) else 1

@@ -212,6 +212,20 @@ def test_a_demo_on_a_gpu_that_is_not_there(capsys: pytest.CaptureFixture[str]) -
     assert "no usable GPU" in err
 
 
+@pytest.mark.parametrize("words", [("clangd", "--into"), ("bench", "merge", "--out")])
+def test_what_cannot_be_written_is_no_traceback(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    from jitkern.benches import merge
+
+    monkeypatch.setattr(merge, "run", lambda arguments: pytest.fail("measured before it was known"))
+    (tmp_path / "file").touch()
+    code, _, err = run(capsys, *words, str(tmp_path / "file" / "x"))
+    assert code == 1
+    assert err.startswith("jitkern: ")
+    assert "Not a directory" in err or "File exists" in err
+
+
 def test_doctor_names_the_setting_that_makes_no_sense(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
