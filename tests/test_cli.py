@@ -19,6 +19,7 @@ from jitkern import cli, completion, loader, settings, toolchain, variants, warm
 from jitkern.errors import ToolchainError
 from jitkern.progress import Progress
 
+ROOT = Path(__file__).parents[1]
 OWN = "__global__ void own(T* y, int n) {\n  for (int i = 0; i < PACK; ++i) y[n + i] = 1;\n}\n"
 
 
@@ -26,6 +27,14 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
     code = cli.main(words)
     said = capsys.readouterr()
     return code, said.out, said.err
+
+
+def has_nvrtc() -> bool:
+    try:
+        toolchain.nvrtc()
+    except ToolchainError:
+        return False
+    return True
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
@@ -226,6 +235,21 @@ def test_what_cannot_be_written_is_no_traceback(
     assert "Not a directory" in err or "File exists" in err
 
 
+@pytest.mark.skipif(not has_nvrtc(), reason="NVRTC is not installed")
+def test_a_text_with_no_python_around_it_is_shown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/how-to/add-a-kernel.md has it."""
+    shutil.copytree(ROOT / "kernels_src", tmp_path / "kernels_src")
+    page = (ROOT / "docs" / "how-to" / "add-a-kernel.md").read_text(encoding="utf-8")
+    (tmp_path / "kernels_src" / "scale_rows.cu").write_text(page.split("```cuda\n")[1].split("```")[0])
+    with settings.override(sources_dir=tmp_path / "kernels_src"):
+        words = ("scale_rows", "--dtype", "bf16", "--constant", "d=256", "--target", "sm_90", "--ptx")
+        code, out, err = run(capsys, "show", *words)
+    assert (code, err) == (0, "")
+    assert ".entry jitkern_scale_rows_bf16_p8_d256(" in out
+
+
 def test_doctor_names_the_setting_that_makes_no_sense(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -243,14 +267,6 @@ def test_printing_a_call_does_not_print_its_text() -> None:
     mine = jitkern.Kernel("__global__ void mine(float* y) { y[0] = 1; }", grid=1, block=1)
     mine(torch.zeros(1))
     assert len(repr(mine.last)) < 700
-
-
-def has_nvrtc() -> bool:
-    try:
-        toolchain.nvrtc()
-    except ToolchainError:
-        return False
-    return True
 
 
 needs_nvrtc = pytest.mark.skipif(not has_nvrtc(), reason="NVRTC is not installed")
