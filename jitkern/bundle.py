@@ -181,7 +181,8 @@ def _check_entry(target: str, name: str, digest: str, content: dict[str, bytes])
         raise cache.BadFileError("the text is not the one of the key")
     try:
         parts = meta["key"] | {"text": texts[0].decode()}
-        key = cache.Key(parts, str(parts.get("target")), str(meta.get("stem")))
+        # A choice of constants is no binary for a target: its key names the device.
+        key = cache.Key(parts, str(parts.get("target", target)), str(meta.get("stem")))
     except ValueError:
         raise cache.BadFileError("the text is no UTF-8") from None
     if key.digest != digest or key.folder != f"{target}/{name}":

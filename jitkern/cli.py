@@ -180,6 +180,14 @@ def main(argv: Sequence[str] | None = None) -> int:
     except BrokenPipeError:
         sys.stderr.close()  # the reader went away, as in `jitkern show | head`
         return 0
+    except OSError as error:
+        if not error.filename:
+            raise
+        if arguments.json:
+            print(json.dumps({"error": type(error).__name__, "message": str(error)}, indent=1))
+        else:
+            print(f"jitkern: {error.filename}: {error.strerror}", file=sys.stderr)
+        return 1
     except KeyboardInterrupt:
         return 130
 

@@ -39,8 +39,13 @@ def run_doctor(arguments: argparse.Namespace) -> int:
     from jitkern import doctor
 
     result = doctor.report()
-    lines = []
+    lines: list[str] = []
+    told: dict[str, str] = {}  # one cause of several findings is written out once
     for item in result["findings"]:
+        before = told.setdefault(item["text"], item["part"]) if item["status"] != "ok" else item["part"]
+        if before != item["part"]:
+            lines.append(f"{item['status']:4}  {item['part']:13} as {before}")
+            continue
         lines.append(f"{item['status']:4}  {item['part']:13} {item['text']}")
         if item["status"] != "ok" and item["fix"] and item["fix"] not in item["text"]:
             lines.append(f"{'':20}-> {item['fix']}")
@@ -64,12 +69,16 @@ def _variants(arguments: argparse.Namespace, siblings: bool = False) -> list[Any
 
 def run_warm(arguments: argparse.Namespace) -> int:
     """``jitkern warm``."""
-    from jitkern import loader, warm
+    from jitkern import loader, pool, warm
     from jitkern.progress import Progress
 
     wanted = _variants(arguments, siblings=True)
     with Progress("jitkern warm", quiet=arguments.json) as say:
-        done = warm.fill_cache(wanted, lambda n, count, v: say(f"{n}/{count} {v.name}"), arguments.jobs)
+
+        def tell(n: int, count: int, outcome: pool.Outcome) -> None:
+            say(f"{n}/{count} {outcome.variant.name}{': failed' if outcome.error else ''}")
+
+        done = warm.fill_cache(wanted, tell, arguments.jobs)
     rows = [{"variant": item.variant.name, "how": item.how, "ms": round(item.seconds * 1000, 1)} for item in done]
     place = loader.store()
     where = str(place.root) if place else "nowhere: no folder can be written to"
@@ -132,13 +141,20 @@ def run_why(arguments: argparse.Namespace) -> int:
 def run_bench(arguments: argparse.Namespace) -> int:
     """``jitkern bench``: 1 if a result of jitkern's is wrong."""
     comparison = importlib.import_module(f"jitkern.benches.{arguments.what}")
+    if arguments.out:  # found out before anything is measured, not after
+        arguments.out.parent.mkdir(parents=True, exist_ok=True)
+        with open(arguments.out, "a", encoding="utf-8"):
+            pass
     result = comparison.run(arguments)
     _print(result, arguments.json, comparison.text(result))
     return 0 if result.get("ok", True) else 1
 
 
 def _constants(given: Sequence[str]) -> dict[str, int | str]:
-    pairs = (text.split("=", 1) if "=" in text else (text, "") for text in given)
+    for text in given:
+        if not text.partition("=")[0] or "=" not in text:
+            raise ArgumentError(f"--constant {text}: expected NAME=VALUE, for example d=96")
+    pairs = (text.split("=", 1) for text in given)
     return {name: int(value) if value.lstrip("-").isdigit() else value for name, value in pairs}
 
 

@@ -34,9 +34,10 @@ def script(shell: str, parser: argparse.ArgumentParser, kernels: list[str]) -> s
     Args:
         shell: one of :data:`SHELLS`.
         parser: the command's.
-        kernels: names that ``show`` and ``warm`` take.
+        kernels: names that ``show``, ``warm`` and ``why`` take.
     """
-    table = {name: listed + (kernels if name in ("show", "warm") else []) for name, listed in words(parser).items()}
+    takers = ("show", "warm", "why")
+    table = {name: listed + (kernels if name in takers else []) for name, listed in words(parser).items()}
     if shell == "fish":
         return _fish(table)
     head = "autoload -U +X bashcompinit && bashcompinit\n" if shell == "zsh" else ""

@@ -18,6 +18,7 @@ from typing import Any
 import torch
 
 from jitkern import bench, loader, settings
+from jitkern.errors import ToolchainError
 from jitkern.ops.merge import merge_attn_states
 from jitkern.progress import Progress
 from jitkern.warm import warmup
@@ -191,6 +192,8 @@ def run(device: str = "auto", quiet: bool = False) -> dict[str, Any]:
     """Run every case on ``cpu``, ``cuda`` or whichever is there (``auto``)."""
     if device == "auto":
         device = "cuda" if torch.cuda.is_available() else "cpu"
+    if device == "cuda" and not torch.cuda.is_available():
+        raise ToolchainError("torch finds no usable GPU; jitkern doctor says what is missing. --device cpu needs none")
     name = torch.cuda.get_device_name() if device == "cuda" else f"CPU, {torch.get_num_threads()} threads"
     # Torch, the driver and the compilers start with the first use; that is not what is timed.
     with Progress("jitkern demo", quiet) as say, torch.inference_mode():

@@ -55,6 +55,11 @@ def _version(package: str) -> str:
     raise ImportError(f"{package} is not installed")
 
 
+def _settings() -> str:
+    settings.get()  # a value that makes no sense would otherwise be told by every other part
+    return ", ".join(f"{n}={os.environ[n]}" for n, _, _ in settings.table() if n in os.environ) or "defaults"
+
+
 def _torch() -> str:
     import torch
 
@@ -136,10 +141,7 @@ def findings() -> list[Finding]:
     torch_line = "pip install torch"
     found = [
         Finding("python", "ok", f"{platform.python_version()} on {platform.platform()}"),
-        _check(
-            "settings",
-            lambda: ", ".join(f"{n}={os.environ[n]}" for n, _, _ in settings.table() if n in os.environ) or "defaults",
-        ),
+        _check("settings", _settings, "correct the variable, or unset it"),
         _check("torch", _torch, torch_line),
         _check("driver", _driver, "nothing to do unless this machine has an NVIDIA GPU", optional=not has_gpu),
         _check("nvrtc", _nvrtc, toolchain.NVRTC_HINT, optional=not has_gpu),
@@ -182,7 +184,9 @@ def report() -> dict[str, Any]:
     found = findings()
     failed = [item for item in found if item.status == "fail"]
     if failed:
-        verdict = f"To do: {failed[0].part}: {failed[0].fix or failed[0].text}"
+        # A probe that is the first to fail has no lines above it that would say more.
+        fix = "" if failed[0].part.startswith("probe") else failed[0].fix
+        verdict = f"To do: {failed[0].part}: {fix or failed[0].text}"
     else:
         verdict = f"Ready: kernels run on the {'GPU' if driver.available() else 'CPU (no NVIDIA GPU here)'}."
     return {"ok": not failed, "verdict": verdict, "findings": [asdict(item) for item in found]}

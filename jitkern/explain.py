@@ -17,6 +17,7 @@ from jitkern.variants import Variant
 
 # The parts of a key, those that make two entries most unlike each other first.
 _WEIGHTS = {"symbol": 64, "target": 32, "backend": 16, "schema": 8, "text": 4}
+_ENTRY = "-DJITKERN_ENTRY="  # the symbol once more
 
 
 @dataclass(frozen=True)
@@ -67,6 +68,9 @@ class Why:
             return f"{name} has an entry that is damaged ({self.differences[0].cached}): {self.nearest}"
         if self.state == "absent":
             return f"{name} is not cached, and nothing of {self.variant.kernel} is ({where})"
+        other = next((item for item in self.differences if item.part == "backend"), None)
+        if other:  # so everything differs, and none of it says why
+            return f"{name} is not cached. The nearest entry, {self.nearest}, is of backend {other.cached}"
         lines = [f"{item.part}: {item.cached} in the entry, {item.wanted} now" for item in self.differences]
         return "\n  ".join([f"{name} is not cached. The nearest entry, {self.nearest}, differs in", *lines])
 
@@ -130,11 +134,14 @@ def _distance(found: dict[str, Any], wanted: dict[str, Any]) -> int:
 
 
 def _differences(found: dict[str, Any], wanted: dict[str, Any], path: Path, text: Text) -> list[Difference]:
-    result = []
+    result: list[Difference] = []
     for name, cached, now in _differing(found, wanted):
         if name == "options" and isinstance(cached, list) and isinstance(now, list):
-            cached = " ".join(option for option in cached if option not in now) or "nothing more"
-            now = " ".join(option for option in now if option not in found["options"]) or "nothing more"
+            mine = [option for option in now if option not in cached and not option.startswith(_ENTRY)]
+            theirs = [option for option in cached if option not in now and not option.startswith(_ENTRY)]
+            if not mine and not theirs and result:  # only the symbol, which was told
+                continue
+            cached, now = " ".join(theirs) or "nothing more", " ".join(mine) or "nothing more"
         if name == "text":
             cached, now = _first_line(path, text)
         result.append(

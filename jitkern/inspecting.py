@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from jitkern import driver, loader, sources, variants, warm
+from jitkern import driver, dtypes, loader, ops, sources, variants, warm
 from jitkern.compilers.nvrtc import Nvrtc
 from jitkern.errors import ArgumentError
 from jitkern.kernel import Kernel, cubin
@@ -72,6 +72,11 @@ def choose(
         return Shown(instance.variant, instance.text)
     text = sources.shipped(kernel)
     backend = "cpu" if place == "cpu" else "nvrtc"
+    ops.register_all()
+    if kernel not in variants.registered():  # a text that has no Python around it yet
+        element = dtypes.resolve(dtype or "f32")
+        width = pack or variants.widest_pack(element.size)
+        return Shown(Variant(kernel, element.tag, width, place, tuple(sorted(given.items())), backend), text)
     return Shown(warm.choose(kernel, place, backend, dtype, pack, given)[0], text)
 
 

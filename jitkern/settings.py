@@ -29,7 +29,8 @@ class Settings:
         default=(), metadata={"help": "further read-only roots, searched before compiling, separated by ':'"}
     )
     cache_max: int = field(
-        default=1 << 30, metadata={"help": "bytes the cache may take before the least recently used entries go"}
+        default=1 << 30,
+        metadata={"help": "bytes (or 500M, 2G) the cache may take before the least recently used entries go"},
     )
     bundle_key: Path | None = field(
         default=None, metadata={"help": "a public key (Ed25519, PEM) that imported bundles must be signed with"}
@@ -197,6 +198,11 @@ def override(**changes: Any) -> Iterator[Settings]:
 def table() -> list[tuple[str, str, str]]:
     """(variable, default, meaning) of every setting, for documentation and ``jitkern doctor``."""
     return [
-        (_PREFIX + f.name.upper(), str(f.default if f.default not in (None, ()) else "-"), f.metadata["help"])
+        (_PREFIX + f.name.upper(), str(f.default if f.default not in (None, ()) else "-"), _meaning(f.metadata))
         for f in fields(Settings)
     ]
+
+
+def _meaning(metadata: Mapping[str, Any]) -> str:
+    text, values = str(metadata["help"]), metadata.get("one_of", ())
+    return text if all(value in text for value in values) else f"{text} ({', '.join(values)})"

@@ -11,7 +11,7 @@ import functools
 import importlib.resources
 import os
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from jitkern import settings
@@ -35,9 +35,9 @@ class Text:
     """
 
     name: str
-    flat: str
+    flat: str = field(repr=False)  # hundreds of lines, and whoever prints an instance or a call wants none of them
     system_headers: tuple[str, ...]
-    originals: tuple[tuple[str, str], ...] = ()
+    originals: tuple[tuple[str, str], ...] = field(default=(), repr=False)
 
 
 def root() -> Path:

@@ -67,6 +67,13 @@ class Variant:
         which = f", backend={self.backend!r}" if self.backend == "nvcc" else ""
         return f'jitkern.warmup("{self.kernel}", dtype="{self.dtype}", pack={self.pack}{extra}{where}{which})'
 
+    def warm_line(self) -> str | None:
+        """The command that puts this variant into a cache; None where no command does."""
+        if self.backend == "nvcc":
+            return None
+        extra = "".join(f" --constant {name}={value}" for name, value in self.constants)
+        return f"jitkern warm {self.kernel} --target {self.target} --dtype {self.dtype} --pack {self.pack}{extra}"
+
 
 def check_target(target: str) -> str:
     """Return ``target`` if it is ``cpu`` or ``sm_XX``.

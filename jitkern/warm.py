@@ -73,14 +73,21 @@ def choose(
             continue
         for variant in item.variants(target, backend):
             fits = tag in (None, variant.dtype) and pack in (None, variant.pack)
-            if fits and variant.constants == variants.make_constants(item, dict(variant.constants) | given):
+            mine = dict(variant.constants)  # some kernels name a constant also where it has its default
+            if fits and variants.make_constants(item, mine) == variants.make_constants(item, mine | given):
                 chosen.append(variant)
     if not chosen:
-        raise ArgumentError(
-            f"no common variant of {kernel or 'any kernel'} has dtype={tag}, pack={pack}, {given};"
-            " give dtype, pack and every constant to name one exactly"
-        )
+        raise ArgumentError(_none_fits(kernel, target, {"dtype": tag, "pack": pack, **given}))
     return chosen
+
+
+def _none_fits(kernel: str | None, target: str, asked: dict[str, Any]) -> str:
+    said = ", ".join(f"{name}={value}" for name, value in asked.items() if value is not None)
+    message = f"no common variant of {kernel or 'any kernel'} for {target}" + (f" has {said}" if said else "")
+    if kernel is None:
+        return f"{message}; name the kernel"
+    needed = [name for name, default in _kernels(kernel)[0].constants.items() if default is None]
+    return f"{message}; to name one exactly, give {' and '.join(['dtype', 'pack', *needed])}"
 
 
 def _check_request(kernel: Any, pack: Any, constants: dict[str, Any]) -> None:
@@ -148,25 +155,20 @@ def warmup(
 
 def fill_cache(
     wanted: Iterable[Variant],
-    progress: Callable[[int, int, Variant], None] | None = None,
+    progress: Callable[[int, int, pool.Outcome], None] | None = None,
     jobs: int | None = None,
 ) -> list[Warmed]:
     """Compile variants into the cache, for any targets, several at once; needs no GPU.
 
     Args:
         wanted: the variants.
-        progress: called after each with (how many are done, count, variant).
+        progress: called after each with (how many are done, count, outcome).
         jobs: how many at once; None: what cores, memory and limits allow.
 
     Raises:
         CompileError, ToolchainError: one cannot be made; the others are.
     """
-
-    def tell(done: int, count: int, outcome: pool.Outcome) -> None:
-        if progress:
-            progress(done, count, outcome.variant)
-
-    outcomes = pool.compile_all(wanted, jobs, tell)
+    outcomes = pool.compile_all(wanted, jobs, progress)
     for outcome in outcomes:
         if outcome.error is not None:
             raise outcome.error

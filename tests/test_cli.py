@@ -12,11 +12,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+import torch
 
-from jitkern import cli, completion, settings, toolchain
+import jitkern
+from jitkern import cli, completion, loader, settings, toolchain, variants, warm
 from jitkern.errors import ToolchainError
 from jitkern.progress import Progress
 
+ROOT = Path(__file__).parents[1]
 OWN = "__global__ void own(T* y, int n) {\n  for (int i = 0; i < PACK; ++i) y[n + i] = 1;\n}\n"
 
 
@@ -24,6 +27,14 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
     code = cli.main(words)
     said = capsys.readouterr()
     return code, said.out, said.err
+
+
+def has_nvrtc() -> bool:
+    try:
+        toolchain.nvrtc()
+    except ToolchainError:
+        return False
+    return True
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:
@@ -130,12 +141,132 @@ def test_exit_codes_mean_something(
         assert run(capsys, "warm", "merge_attn_states", "--target", "cpu", "--dtype", "f32")[0] == 3
 
 
-def has_nvrtc() -> bool:
-    try:
-        toolchain.nvrtc()
-    except ToolchainError:
-        return False
-    return True
+@pytest.mark.parametrize(("target", "backend"), [("cpu", "cpu"), ("sm_90", "nvrtc")])
+def test_with_nothing_named_every_kernel_is_warmed(target: str, backend: str) -> None:
+    chosen = warm.choose(None, target, backend)
+    common = [variant for kernel in variants.registered().values() for variant in kernel.variants(target, backend)]
+    assert sorted(map(repr, chosen)) == sorted(map(repr, common))
+    assert {variant.kernel for variant in chosen} == set(variants.registered())
+
+
+def test_what_was_warmed_for_mla_is_what_mla_asks_for(tmp_path: Path) -> None:
+    with settings.override(cache_dir=tmp_path):
+        for kernel in ("mla_plan", "mla_decode", "mla_combine"):
+            assert cli.main(["warm", kernel, "--target", "cpu", "--json"]) == 0
+        loader.forget()
+        with settings.override(mode="hit-only"):
+            jitkern.MLADecode(max_batch=2, num_heads=16, device="cpu")
+    loader.forget()
+
+
+@pytest.mark.parametrize("head_size", [40, 128])
+def test_the_line_of_a_miss_makes_what_was_missed(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, head_size: int
+) -> None:
+    o, lse = torch.randn(4, 2, head_size), torch.randn(2, 4)
+    with settings.override(cache_dir=tmp_path):
+        loader.forget()
+        with settings.override(mode="hit-only"), pytest.raises(jitkern.MissError) as caught:
+            jitkern.merge_attn_states(torch.empty_like(o), o, lse, o, lse)
+        line = str(caught.value).split("is allowed: ")[1]
+        assert run(capsys, *line.split()[1:])[0] == 0
+        with settings.override(mode="hit-only"):
+            jitkern.merge_attn_states(torch.empty_like(o), o, lse, o, lse)
+    loader.forget()
+
+
+def test_the_miss_of_an_own_kernel_names_no_command(tmp_path: Path) -> None:
+    mine = jitkern.Kernel("__global__ void mine(float* y) { y[0] = 1; }", grid=1, block=1)
+    with settings.override(cache_dir=tmp_path, mode="hit-only"):
+        loader.forget()
+        with pytest.raises(jitkern.MissError, match="is allowed: run the program once"):
+            mine(torch.zeros(1))
+    with settings.override(cache_dir=tmp_path, freeze="error"), pytest.raises(jitkern.MissError) as caught:
+        mine(torch.zeros(1))
+    assert "mine.warmup(" in str(caught.value)
+    assert "jitkern warm" not in str(caught.value)
+    loader.forget()
+
+
+@pytest.mark.parametrize("constant", ["d", "=4", ""])
+def test_a_constant_is_a_name_and_a_value(capsys: pytest.CaptureFixture[str], constant: str) -> None:
+    code, _, err = run(capsys, "warm", "merge_attn_states", "--constant", constant)
+    assert code == 2
+    assert "expected NAME=VALUE" in err
+
+
+def test_what_no_common_variant_has_is_said_with_what_to_give(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "warm", "merge_attn_states", "--target", "cpu", "--dtype", "bf16", "--constant", "d=40")
+    assert code == 2
+    assert "for cpu has dtype=bf16, d=40; to name one exactly, give dtype and pack and d" in err
+
+
+def test_variants_that_fail_are_not_shown_as_done(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def missing() -> None:
+        raise ToolchainError("no compiler")
+
+    monkeypatch.setattr(toolchain, "host_compiler", missing)
+    with settings.override(cache_dir=tmp_path):
+        code, _, err = run(capsys, "warm", "mla_plan", "--target", "cpu")
+    assert code == 3
+    assert "1/1 mla_plan-i32-p1 for cpu: failed" in err
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="there is a GPU")
+def test_a_demo_on_a_gpu_that_is_not_there(capsys: pytest.CaptureFixture[str]) -> None:
+    code, _, err = run(capsys, "demo", "--device", "cuda")
+    assert code == 3
+    assert "no usable GPU" in err
+
+
+@pytest.mark.parametrize("words", [("clangd", "--into"), ("bench", "merge", "--out")])
+def test_what_cannot_be_written_is_no_traceback(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch, words: tuple[str, ...]
+) -> None:
+    from jitkern.benches import merge
+
+    monkeypatch.setattr(merge, "run", lambda arguments: pytest.fail("measured before it was known"))
+    (tmp_path / "file").touch()
+    code, _, err = run(capsys, *words, str(tmp_path / "file" / "x"))
+    assert code == 1
+    assert err.startswith("jitkern: ")
+    assert "Not a directory" in err or "File exists" in err
+
+
+@pytest.mark.skipif(not has_nvrtc(), reason="NVRTC is not installed")
+def test_a_text_with_no_python_around_it_is_shown(
+    capsys: pytest.CaptureFixture[str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """As docs/how-to/add-a-kernel.md has it."""
+    shutil.copytree(ROOT / "kernels_src", tmp_path / "kernels_src")
+    page = (ROOT / "docs" / "how-to" / "add-a-kernel.md").read_text(encoding="utf-8")
+    (tmp_path / "kernels_src" / "scale_rows.cu").write_text(page.split("```cuda\n")[1].split("```")[0])
+    with settings.override(sources_dir=tmp_path / "kernels_src"):
+        words = ("scale_rows", "--dtype", "bf16", "--constant", "d=256", "--target", "sm_90", "--ptx")
+        code, out, err = run(capsys, "show", *words)
+    assert (code, err) == (0, "")
+    assert ".entry jitkern_scale_rows_bf16_p8_d256(" in out
+
+
+def test_doctor_names_the_setting_that_makes_no_sense(
+    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("JITKERN_MOD", "hit-only")
+    monkeypatch.setattr(settings, "_cached", None)
+    monkeypatch.setattr(settings, "_override", None)
+    code, out, _ = run(capsys, "doctor")
+    assert code == 1
+    assert "fail  settings" in out
+    assert out.count("did you mean JITKERN_MODE?") == 1, "once, not for every part"
+    assert out.splitlines()[-1] == "To do: settings: correct the variable, or unset it"
+
+
+def test_printing_a_call_does_not_print_its_text() -> None:
+    mine = jitkern.Kernel("__global__ void mine(float* y) { y[0] = 1; }", grid=1, block=1)
+    mine(torch.zeros(1))
+    assert len(repr(mine.last)) < 700
 
 
 needs_nvrtc = pytest.mark.skipif(not has_nvrtc(), reason="NVRTC is not installed")

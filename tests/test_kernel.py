@@ -501,6 +501,28 @@ def test_the_quickest_candidate_is_chosen_once_and_kept_on_disk(own_cache: Path)
     assert work.last.holes["REPEAT"] == 200
 
 
+def test_a_choice_travels_with_the_kernels(own_cache: Path, tmp_path_factory: pytest.TempPathFactory) -> None:
+    """In a bundle, and in a root that is only read."""
+    from jitkern import bundle, cache
+    from jitkern.kernel import tuning
+
+    def call() -> None:
+        work = Kernel(SLOW, grid="cdiv(n, 256)", block=256, constants={"REPEAT": [40, 1]})
+        work(torch.zeros(4096), torch.ones(4096), 4096)
+
+    call()
+    place = tmp_path_factory.mktemp("image")
+    file = place / "kernels.bundle"
+    assert sum("-tuning-" in name for name in bundle.export_bundle(file).entries) == 1
+    root = place / "root"
+    root.mkdir(mode=0o700)
+    assert bundle.import_bundle(file, store=cache.Store(root)).added == 3
+    tuning._chosen.clear()
+    with settings.override(cache_dir=place / "empty", cache_roots=(root,), mode="hit-only"):
+        loader.forget()
+        call()
+
+
 def test_a_candidate_that_does_not_compile_is_left_out(own_cache: Path) -> None:
     text = '__global__ void f(float* out) {\n  static_assert(W < 4, "too wide");\n  out[0] = W;\n}'
     out = torch.zeros(1)

@@ -53,6 +53,9 @@ class UserVariant(Variant):
         given.append(f'device="cuda:{device}"' if device is not None else 'device="cpu"')
         return f"{self.kernel}.warmup({', '.join(given)})"
 
+    def warm_line(self) -> None:
+        """None: the command does not know the text."""
+
 
 @dataclass(frozen=True)
 class Instance:

@@ -12,7 +12,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import TYPE_CHECKING, Any
 
-from jitkern import driver, events, launch, loader, settings
+from jitkern import binaries, driver, events, launch, loader, settings
 from jitkern.cache import Key
 from jitkern.errors import CaptureError, JitkernError, MissError
 from jitkern.kernel.holes import combinations
@@ -89,8 +89,8 @@ def _device_name(device: int) -> str:
 
 
 def _read(key: Key) -> dict[str, Value] | None:
-    place = loader.store()
-    entry = place.get(key) if place else None
+    places = [place for place in (binaries.store(), *binaries.further_roots()) if place]
+    entry = next((found for place in places if (found := place.get(key))), None)
     if entry is None:
         return None
     choice: dict[str, Value] = json.loads(entry.binary)["choice"]

@@ -193,6 +193,16 @@ def test_why_tells_what_differs_from_the_nearest_entry(here):
     assert "sm_90 in the entry, sm_80 now" in str(found)
 
 
+def test_why_is_short_where_everything_differs(here):
+    loader.obtain(REAL)
+    found = str(binaries.why(Variant(REAL.kernel, "bf16", 8, "cpu", REAL.constants, "cpu")))
+    assert found.endswith("is of backend nvrtc")
+    assert "\n" not in found
+    found = str(binaries.why(Variant(REAL.kernel, "f16", 8, "sm_90", REAL.constants)))
+    assert "symbol: " in found
+    assert "JITKERN_ENTRY" not in found, "that is the symbol once more"
+
+
 def test_why_names_the_line_of_an_edited_header(here, tmp_path):
     import shutil
 
