@@ -379,3 +379,9 @@ def test_an_object_that_cannot_be(wrong: dict[str, object], message: str) -> Non
     given: dict[str, object] = {"max_batch": 4, "num_heads": 16, "device": "cpu"}
     with pytest.raises((ArgumentError, UnsupportedError), match=message):
         MLADecode(**(given | wrong))  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("name", ["cuda:99", "nowhere", 3.5])
+def test_a_device_that_is_not_there_is_named(name: Any) -> None:
+    with pytest.raises(ArgumentError, match=r'cannot be used .*expected a CUDA device that is there, or "cpu"'):
+        MLADecode(1, 16, device=name)

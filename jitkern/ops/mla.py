@@ -79,8 +79,7 @@ class MLADecode:
         self.cache_format = mla_cache.of("MLADecode", cache_dtype, self.dtype, head_dim)
         mla_checks.options("MLADecode", empty_lse, num_parts, pdl)
         self.empty_lse = empty_lse
-        probe = torch.empty(0, device=device)
-        self.device = checks.same_device("MLADecode", device=probe)
+        self.device = mla_checks.usable_device("MLADecode", device)
         self.backend = checks.backend_for("MLADecode", backend, self.device)
         self._number = checks.device_number(self.device)
         self._sizes = mla_geometry.device_of(self._number)

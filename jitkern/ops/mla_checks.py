@@ -63,6 +63,20 @@ def scale(op: str, given: Any, head_dim: int) -> float:
     return float(given)
 
 
+def usable_device(op: str, device: Any) -> Any:
+    """The torch device of that name, with its number."""
+    import torch
+
+    try:
+        probe = torch.empty(0, device=device)
+    except (AssertionError, RuntimeError, TypeError, ValueError) as error:
+        raise ArgumentError(
+            f"{op}: device={device!r} cannot be used ({str(error).splitlines()[0]}); expected a CUDA device that is"
+            ' there, or "cpu"'
+        ) from None
+    return checks.same_device(op, device=probe)
+
+
 def lengths(op: str, value: Any, device: Any, name: str = "cache_seqlens") -> None:
     """A contiguous int32 vector on the object's device."""
     import torch

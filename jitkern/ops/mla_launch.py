@@ -43,10 +43,10 @@ def _constants(
 
 
 DECODE = variants.register(
-    _DecodeKernel("mla_decode", {"d": 576, "rows": 16, "chunks": 8, "warpgroup": 0, "cache": 0}, ())
+    _DecodeKernel("mla_decode", {"d": None, "rows": None, "chunks": None, "warpgroup": None, "cache": 0}, ())
 )
 COMBINE = variants.register(
-    variants.Kernel("mla_combine", {"d": 576}, tuple((tag, 4, (("d", 576),)) for tag in ("bf16", "f16")))
+    variants.Kernel("mla_combine", {"d": None}, tuple((tag, 4, (("d", 576),)) for tag in ("bf16", "f16")))
 )
 
 
