@@ -8,7 +8,13 @@ from typing import Any
 import pytest
 import torch
 
-from jitkern.compat.flash_mla import FlashMLASchedMeta, flash_mla_with_kvcache, get_mla_metadata
+from jitkern.compat.flash_mla import (
+    FlashMLASchedMeta,
+    flash_mla_with_kvcache,
+    flash_mla_with_kvcache_fp8,
+    get_mla_metadata,
+    get_mla_metadata_dense_fp8,
+)
 from jitkern.errors import ArgumentError, UnsupportedError
 from tests.mla_oracle import Step, assert_decoded, make_step, reference, with_codes, with_tokens
 
@@ -106,6 +112,16 @@ def test_caches_of_codes(lazy: bool, device: str) -> None:
     assert_decoded(out, lse, reference(coded.values))
     coded = with_tokens(make_step([300, 0, 64], 16, device=device))
     assert_decoded(*call(coded.step, *metadata(coded.step), is_fp8_kvcache=True), reference(coded.values))
+
+
+def test_vllm_names_for_codes(device: str) -> None:
+    coded = with_codes(make_step([300, 0, 64], 16, device=device))
+    coded.step.q = coded.step.q.to(torch.float8_e4m3fn)
+    coded.values.q = coded.step.q.to(torch.float64) * 0.5
+    metadata, splits = get_mla_metadata_dense_fp8(coded.step.cache_seqlens, 16, 1)
+    scales = torch.tensor([0.5], device=device), coded.k_scale
+    out, lse = flash_mla_with_kvcache_fp8(*coded.step.operands(), 512, metadata, splits, None, True, *scales)
+    assert_decoded(out, lse, reference(coded.values))
 
 
 def test_both_orders_behind_causal(device: str) -> None:
