@@ -101,11 +101,12 @@ JITKERN_DEVICE void fetch_keys(const DecodeParams& p, Shared& s, const Key& key,
   }
 }
 
-template <class NextKey>
+template <class KeyNow, class Advance>
 JITKERN_DEVICE void fetch_piece(const DecodeParams& p, Shared& s, const Piece& piece, Ring& ring, int lane,
-                                NextKey&& next_key) {
+                                KeyNow&& key_now, Advance&& advance) {
   for (i32 block = piece.begin; block < piece.end; ++block) {
-    fetch_keys(p, s, next_key(), ring, lane);
+    fetch_keys(p, s, key_now(), ring, lane);
+    advance();
     ring = ahead(ring, kProducerWarps);
   }
 }
@@ -126,13 +127,16 @@ JITKERN_DEVICE void produce(const DecodeParams& p, Shared& s, const Record& reco
       q_parity ^= 1;
       fetch_queries(p, s, piece.request, head_k, first, warp, lane);
     }
-    fetch_piece(p, s, piece, ring, lane, [&] {
-      const i32 next = page_of(p, piece, token + kBlockTokens);  // in flight while this chunk is fetched
-      const Key key = key_of(p, piece, head_k, token, page);
+    i32 next = -1;
+    const auto key_now = [&] {
+      next = page_of(p, piece, token + kBlockTokens);  // in flight while this chunk is fetched
+      return key_of(p, piece, head_k, token, page);
+    };
+    const auto advance = [&] {
       page = next;
       token += kBlockTokens;
-      return key;
-    });
+    };
+    fetch_piece(p, s, piece, ring, lane, key_now, advance);
   });
 }
 

@@ -124,17 +124,18 @@ JITKERN_DEVICE void finish_codes(Shared& s, const Chunk& chunk, bool others_behi
   if (lane == 0) barrier_arrive(full);
 }
 
-// All keys of a piece that are this warp's. `next_key()` gives that of lane % 16 in the next block. The last chunk is
-// finished before the piece is left: the consumers cannot end the piece without it, and it may be their queries' end that
-// the producer waits for next.
-template <class NextKey>
+// All keys of a piece that are this warp's. `key_now()` gives that of lane % 16, `advance()` goes on to the next block. The
+// last chunk is finished before the piece is left: the consumers cannot end the piece without it, and it may be their
+// queries' end that the producer waits for next.
+template <class KeyNow, class Advance>
 JITKERN_DEVICE void fetch_piece(const DecodeParams& p, Shared& s, const Piece& piece, Ring& ring, int lane,
-                                NextKey&& next_key) {
+                                KeyNow&& key_now, Advance&& advance) {
   Chunk before{-1, 0, {}};
 #pragma unroll 1
   for (i32 block = piece.begin; block <= piece.end; ++block) {
     const bool more = block < piece.end;
-    const i64 offset = more ? next_key().offset : -1;
+    const i64 offset = more ? key_now().offset : -1;
+    if (more) advance();
     Chunk next{more ? ring.slot : -1, __ballot_sync(~0u, offset >= 0), {}};
     const SharedAddress empty = shared_address(&s.empty[ring.slot]);
     const bool at_once = more && (before.slot < 0 || __all_sync(~0u, barrier_passed(empty, ring.parity ^ 1)));
