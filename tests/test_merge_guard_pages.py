@@ -77,7 +77,7 @@ for dtype, shapes in ((torch.float32, [(2, 3, 59)]), (torch.bfloat16, [(13, 3, 8
             same(jitkern.merge_states(f(rows), f(rows_s), indptr=ends, sink=sink), whole)
 
         # Two of four are valid; the others cannot be read.
-        two = jitkern.merge_states(v[:2], s[:2])
+        two = jitkern.merge_states(v[:2], s[:2], num_valid=torch.full((n,), 2, dtype=torch.int32))
         count = fenced(torch.full((n,), 2, dtype=torch.int32))
         hidden = [fenced(x, readable=0) for x in v[2:]], [fenced(x, readable=0) for x in s[2:]]
         listed = [fenced(x) for x in v[:2]] + hidden[0], [fenced(x) for x in s[:2]] + hidden[1]
