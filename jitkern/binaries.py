@@ -148,10 +148,11 @@ def why(variant: Variant, text: Text | None = None) -> explain.Why:
     Raises:
         ToolchainError, ArgumentError: its key cannot be made.
     """
-    return explain.compare(variant, text or sources.shipped(variant.kernel), _places())
+    return explain.compare(variant, text or sources.shipped(variant.kernel), places())
 
 
-def _places() -> list[cache.Store]:
+def places() -> list[cache.Store]:
+    """Where an entry may be: the store, then the further roots."""
     return [place for place in [store(), *further_roots()] if place]
 
 
@@ -174,9 +175,9 @@ def _find(variant: Variant, key: cache.Key, start: float) -> bytes | None:
 
 
 def _without_compiler(variant: Variant, text: Text, error: ToolchainError, start: float) -> bytes:
-    entry = standby.find(variant, text, _places())
+    entry = standby.find(variant, text, places())
     if entry is None:
-        where = ", ".join(str(place.root) for place in _places()) or "no cache root"
+        where = ", ".join(str(place.root) for place in places()) or "no cache root"
         raise ToolchainError(f"{variant.name} is not cached ({where}), and cannot be compiled here: {error}") from None
     events.report("hit", variant.name, time.perf_counter() - start, f"{entry.path}; its compiler is not here")
     return entry.binary
@@ -186,7 +187,7 @@ def _allow_compile(variant: Variant) -> None:
     """Raise if nothing may be compiled now; tell if that was not expected."""
     # Before a lock is made, too: filelock lists its locks at exit, and a new one in another thread upsets that.
     _refuse_at_the_end(variant)
-    where = ", ".join(str(place.root) for place in _places()) or "no cache root"
+    where = ", ".join(str(place.root) for place in places()) or "no cache root"
     if settings.get().mode == "hit-only":
         how = variant.warm_line() or "run the program once"
         raise MissError(

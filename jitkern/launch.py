@@ -142,10 +142,6 @@ class Call:
         twin._patch(twin._parameters, 0, *patch)
         return twin
 
-    def patch(self, *values: int) -> None:
-        """Replace the leading values of the parameter block."""
-        self._patch(self._parameters, 0, *values)
-
     def relaunch(self, stream: int) -> None:
         """Launch on a stream (a raw handle; ignored on the CPU) with the parameter block as it is.
 

@@ -73,8 +73,7 @@ def choose(
             continue
         for variant in item.variants(target, backend):
             fits = tag in (None, variant.dtype) and pack in (None, variant.pack)
-            mine = dict(variant.constants)  # some kernels name a constant also where it has its default
-            if fits and variants.make_constants(item, mine) == variants.make_constants(item, mine | given):
+            if fits and variant.constants == variants.make_constants(item, dict(variant.constants) | given):
                 chosen.append(variant)
     if not chosen:
         raise ArgumentError(_none_fits(kernel, target, {"dtype": tag, "pack": pack, **given}))

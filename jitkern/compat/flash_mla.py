@@ -89,11 +89,6 @@ def get_mla_metadata(
     return plan.records, plan.num_splits
 
 
-def get_mla_metadata_dense_fp8(cache_seqlens: Any, num_q_tokens_per_head_k: int, num_heads_k: int) -> tuple[Any, Any]:
-    """vLLM's name for :func:`get_mla_metadata` of a cache of 8-bit codes: the same here."""
-    return get_mla_metadata(cache_seqlens, num_q_tokens_per_head_k, num_heads_k)
-
-
 def flash_mla_with_kvcache(
     q: Any,
     k_cache: Any,
@@ -155,22 +150,9 @@ def flash_mla_with_kvcache(
     return results
 
 
-def flash_mla_with_kvcache_fp8(
-    q: Any,
-    k_cache: Any,
-    block_table: Any,
-    cache_seqlens: Any,
-    head_dim_v: int,
-    tile_scheduler_metadata: Any,
-    num_splits: Any,
-    softmax_scale: float | None = None,
-    causal: bool = False,
-    descale_q: Any = None,
-    descale_k: Any = None,
-) -> tuple[Any, Any]:
-    """vLLM's name for :func:`flash_mla_with_kvcache` with a float8_e4m3fn cache."""
-    operands = (q, k_cache, block_table, cache_seqlens, head_dim_v, tile_scheduler_metadata, num_splits)
-    return flash_mla_with_kvcache(*operands, softmax_scale, causal, descale_q=descale_q, descale_k=descale_k)
+# vLLM's names where the cache holds 8-bit codes. Its order of arguments is one of the two that are taken.
+flash_mla_with_kvcache_fp8 = flash_mla_with_kvcache
+get_mla_metadata_dense_fp8 = get_mla_metadata
 
 
 def _config(q: Any, k_cache: Any, causal: bool = False) -> dict[str, Any]:

@@ -89,8 +89,7 @@ def _device_name(device: int) -> str:
 
 
 def _read(key: Key) -> dict[str, Value] | None:
-    places = [place for place in (binaries.store(), *binaries.further_roots()) if place]
-    entry = next((found for place in places if (found := place.get(key))), None)
+    entry = next((found for place in binaries.places() if (found := place.get(key))), None)
     if entry is None:
         return None
     choice: dict[str, Value] = json.loads(entry.binary)["choice"]

@@ -20,13 +20,11 @@ class Format:
         number: ``JITKERN_CACHE`` of kernels_src/include/mla_cache.cuh.
         dtypes: of the cache's tensor, by name.
         width: elements of a token.
-        element_bytes: of one of them.
     """
 
     number: int
     dtypes: tuple[str, ...]
     width: int
-    element_bytes: int
 
     @property
     def scaled(self) -> bool:
@@ -48,9 +46,9 @@ def of(op: str, cache_dtype: Any, dtype: Any, head_dim: int) -> Format:
     import torch
 
     if cache_dtype is None or cache_dtype == dtype:
-        return Format(0, (str(dtype).removeprefix("torch."),), head_dim, 2)
+        return Format(0, (str(dtype).removeprefix("torch."),), head_dim)
     if cache_dtype == torch.float8_e4m3fn:
-        return Format(1, ("float8_e4m3fn",), head_dim, 1)
+        return Format(1, ("float8_e4m3fn",), head_dim)
     if cache_dtype != PACKED:
         raise UnsupportedError(
             f"{op}: cache_dtype={cache_dtype!r}; expected None or {dtype} (plain), torch.float8_e4m3fn (codes with one"
@@ -61,7 +59,7 @@ def of(op: str, cache_dtype: Any, dtype: Any, head_dim: int) -> Format:
             f"{op}: cache_dtype={PACKED!r} with head_dim={head_dim}, dtype={dtype}; such a token is 512 codes and 64"
             " bfloat16, so head_dim=576 and dtype=torch.bfloat16"
         )
-    return Format(2, ("uint8", "float8_e4m3fn"), PACKED_BYTES, 1)
+    return Format(2, ("uint8", "float8_e4m3fn"), PACKED_BYTES)
 
 
 def scales(op: str, made_for: Any, k_scale: Any, q_scale: Any) -> None:

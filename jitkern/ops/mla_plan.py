@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from jitkern import launch, loader, variants
-from jitkern.ops import checks, mla_geometry
+from jitkern.ops import checks
 from jitkern.variants import Variant
 
 OP = "MLADecode.plan"
@@ -93,8 +93,3 @@ def view_addresses(plan: Plan) -> tuple[int, int, int, int, int]:
     """``struct PlanView`` of kernels_src/include/mla_schedule.cuh."""
     views = (plan.records, plan.order, plan.rows, plan.num_splits, plan.split)
     return tuple(view.data_ptr() for view in views)  # type: ignore[return-value]
-
-
-def parts_for(q_len: int, num_heads: int, num_heads_k: int, head_dim: int, device: mla_geometry.Device) -> int:
-    """Parts for a query length."""
-    return mla_geometry.parts(q_len * (num_heads // num_heads_k), num_heads_k, head_dim, device)
