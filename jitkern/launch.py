@@ -14,7 +14,7 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from jitkern import derivatives, driver, settings, streams
+from jitkern import driver, settings, streams, switches
 from jitkern.errors import ArgumentError, LaunchError
 from jitkern.loader import CPU, Function
 
@@ -215,7 +215,7 @@ def on(call: Call, stream: Any, *patch: Any) -> None:
 def wrote(*outputs: Any) -> None:
     """Tell autograd that an op has written to tensors, so that it notices if it had kept one for a backward pass."""
     if _recording is None or _recording.thread != threading.get_ident():
-        (derivatives.torch_getters or derivatives.getters()).increment(outputs)
+        (switches.known or switches.get()).increment(outputs)
     else:
         _recording.written += outputs
 
@@ -225,7 +225,7 @@ def again(call: Call, stream: Any = None) -> None:
     if call._host:
         call._entry(*call._launch)
         return
-    ask = streams.torch_getters or streams.getters()
+    ask = switches.known or switches.get()
     device = call._device
     handle = ask.current_stream(device) if stream is None else streams.stream_handle(stream, device)
     if ask.current_device() != device:

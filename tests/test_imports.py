@@ -19,8 +19,8 @@ PACKAGE = ROOT / "jitkern"
 # Low to high, one level a line: a module imports only modules of the lines above its own.
 # A new module goes into the highest line it can.
 ORDER = (
-    ("errors", "progress", "version", "completion", "flights", "limits", "derivatives"),
-    ("settings", "dtypes", "streams"),
+    ("errors", "progress", "version", "completion", "flights", "limits", "switches"),
+    ("settings", "dtypes", "streams", "derivatives"),
     ("events",),
     ("sources", "variants", "signing", "hosttools"),
     ("cache", "toolchain", "driver"),

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from jitkern import driver, launch, streams
+from jitkern import driver, launch, switches
 from jitkern.errors import LaunchError
 from jitkern.variants import Variant
 
@@ -33,7 +33,7 @@ class Driver:
         getters = SimpleNamespace(
             current_device=lambda: self.device, current_stream=lambda device: self.stream, on_device=self._on_device
         )
-        monkeypatch.setattr(streams, "torch_getters", getters)
+        monkeypatch.setattr(switches, "known", getters)
 
     def _launch(self, config: int, function: int, parameters: int, extra: int) -> int:
         assert function == 7
