@@ -99,7 +99,7 @@ def merge_attn_states(
         pairwise.check_merged_tokens(OP, k, output.shape[0])
         _differentiable(output, output_lse, inputs, k, lse_base)
     else:
-        pairwise.merge(OP, NAMES, "hn", *operands, k, lse_base, stream, backend, extras)
+        pairwise.merge_unlike_recent(OP, NAMES, "hn", *operands, k, lse_base, stream, backend, extras)
 
 
 def _traced(

@@ -13,7 +13,7 @@ from jitkern.loader import CPU
 from jitkern.ops import checks, validate
 from jitkern.ops.kernels import STATES as KERNEL
 from jitkern.ops.nway_checks import Inputs, check, check_overlaps
-from jitkern.ops.pairwise import again, merge
+from jitkern.ops.pairwise import again, merge_unlike_recent
 from jitkern.ops.recent import PerThread
 from jitkern.ops.shapes import base_ratio, geometry, is_wide, pack_of
 from jitkern.ops.state import traced, wants_gradient
@@ -98,7 +98,7 @@ def launch_states(inputs: Inputs, lse_base: Any, sink_in_lse: bool, stream: Any,
         if not again("nh", inputs.out, inputs.out_lse, *pair, None, lse_base, stream, backend):
             check(OP, inputs)
             _bases(lse_base)
-            merge(OP, _PAIR, "nh", inputs.out, inputs.out_lse, *pair, None, lse_base, stream, backend)
+            merge_unlike_recent(OP, _PAIR, "nh", inputs.out, inputs.out_lse, *pair, None, lse_base, stream, backend)
         return
     signature = addresses = bound = None
     try:

@@ -50,6 +50,27 @@ def merge(
     """
     if extras is None and again(lse_layout, out, out_lse, a, a_lse, b, b_lse, merged_tokens, lse_base, stream, backend):
         return
+    operands = (out, out_lse, a, a_lse, b, b_lse)
+    merge_unlike_recent(op, names, lse_layout, *operands, merged_tokens, lse_base, stream, backend, extras)
+
+
+def merge_unlike_recent(
+    op: str,
+    names: tuple[str, str, str, str, str, str],
+    lse_layout: str,
+    out: Any,
+    out_lse: Any,
+    a: Any,
+    a_lse: Any,
+    b: Any,
+    b_lse: Any,
+    merged_tokens: int | None,
+    lse_base: Any,
+    stream: Any,
+    backend: str,
+    extras: Extras | None = None,
+) -> None:
+    """The same where :func:`again` has said no, or cannot be asked."""
     more: tuple[int, ...] = ()
     scales: list[Any] = []
     addresses: Any = None
