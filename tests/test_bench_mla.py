@@ -20,6 +20,7 @@ from jitkern import bench, benches, cli
 from jitkern.benches import common, mla, mla_peers, mla_problem, plot
 from jitkern.benches.mla_problem import DV, SCALE, D, Problem, Shape
 from jitkern.errors import ArgumentError
+from tests.test_bench_merge import options
 
 SMALL = Shape(2, 130, 16, 2)
 
@@ -35,10 +36,6 @@ def few_shapes(monkeypatch: pytest.MonkeyPatch) -> None:
 def problem() -> Problem:
     torch.manual_seed(0)
     return mla_problem.make(SMALL, "cpu")
-
-
-def options(**given: Any) -> argparse.Namespace:
-    return argparse.Namespace(**{"peers": None, "shapes": "baseline", "repeats": 1, "out": None} | given)
 
 
 def test_the_command_writes_rows_with_facts_and_plots(

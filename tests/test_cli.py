@@ -18,6 +18,7 @@ import jitkern
 from jitkern import cli, completion, loader, settings, toolchain, variants, warm
 from jitkern.errors import ToolchainError
 from jitkern.progress import Progress
+from tests.nvrtc import has_nvrtc
 
 ROOT = Path(__file__).parents[1]
 OWN = "__global__ void own(T* y, int n) {\n  for (int i = 0; i < PACK; ++i) y[n + i] = 1;\n}\n"
@@ -27,14 +28,6 @@ def run(capsys: pytest.CaptureFixture[str], *words: str) -> tuple[int, str, str]
     code = cli.main(words)
     said = capsys.readouterr()
     return code, said.out, said.err
-
-
-def has_nvrtc() -> bool:
-    try:
-        toolchain.nvrtc()
-    except ToolchainError:
-        return False
-    return True
 
 
 def commands() -> dict[str, argparse.ArgumentParser]:

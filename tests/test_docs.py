@@ -17,8 +17,8 @@ from pathlib import Path
 
 import pytest
 
-from jitkern import cli, toolchain
-from jitkern.errors import ToolchainError
+from jitkern import cli
+from tests.nvrtc import has_nvrtc
 
 ROOT = Path(__file__).parents[1]
 PAGES = [ROOT / "README.md", *sorted((ROOT / "docs").rglob("*.md"))]
@@ -141,14 +141,6 @@ def run_ours(words: list[str], where: Path) -> None:
     assert done.returncode in fine, f"{words}: {done.stderr}"
     assert "Traceback" not in done.stderr
     assert isinstance(arguments, argparse.Namespace)
-
-
-def has_nvrtc() -> bool:
-    try:
-        toolchain.nvrtc()
-    except ToolchainError:
-        return False
-    return True
 
 
 @pytest.mark.timeout(600)

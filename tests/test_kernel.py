@@ -14,6 +14,7 @@ import torch
 import jitkern
 from jitkern import dtypes, loader, settings
 from jitkern.kernel import Kernel
+from tests.nvrtc import nvrtc_or_skip
 
 AXPY = """
 __global__ void axpy(T* y, const T* x, float a, int n) {
@@ -533,15 +534,6 @@ def test_a_candidate_that_does_not_compile_is_left_out(own_cache: Path) -> None:
 
 
 # ---- looking at it -------------------------------------------------------------------------------------------------
-
-
-def nvrtc_or_skip() -> None:
-    from jitkern import toolchain
-
-    try:
-        toolchain.nvrtc()
-    except jitkern.ToolchainError as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("target", ["sm_75", "sm_90", "sm_120"])

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
 
 import pytest
 import torch
@@ -11,15 +10,6 @@ import torch
 from jitkern.ops.mla import MLADecode
 from tests.mla_oracle import assert_decoded, reference
 from tests.mla_serving import Engine
-
-
-@pytest.fixture
-def one_thread() -> Iterator[None]:
-    """Thousands of tiny products: torch's threads would only wait for each other."""
-    threads = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(threads)
 
 
 @pytest.mark.usefixtures("one_thread")

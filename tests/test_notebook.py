@@ -12,7 +12,8 @@ pytest.importorskip("IPython", reason="IPython is not installed (pip install 'ji
 pytest.importorskip("torch")
 
 import jitkern
-from jitkern import driver, toolchain
+from jitkern import driver
+from tests.nvrtc import has_nvrtc
 
 AXPY = "__global__ void axpy(T* y, const T* x, float a, int n) {\n  int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
 AXPY += "  if (i < n) y[i] = y[i] + a * x[i];\n}\n"
@@ -36,14 +37,6 @@ def shell(shared_shell: Any, monkeypatch: pytest.MonkeyPatch) -> Any:
     monkeypatch.setattr("IPython.display.display", shown.append)
     shared_shell.user_ns["shown"] = shown
     return shared_shell
-
-
-def has_nvrtc() -> bool:
-    try:
-        toolchain.nvrtc()
-    except jitkern.ToolchainError:
-        return False
-    return True
 
 
 def test_a_cell_becomes_a_kernel_that_is_called(shell: Any) -> None:

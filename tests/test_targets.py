@@ -6,20 +6,14 @@ from dataclasses import replace
 
 import pytest
 
-from jitkern import compilers, sources, toolchain
+from jitkern import compilers, sources
 from jitkern.errors import ToolchainError
 from jitkern.kernel import cubin
 from jitkern.ops import register_all
 from jitkern.variants import Variant, registered
+from tests.nvrtc import nvrtc_or_skip
 
 TARGETS = ("sm_75", "sm_80", "sm_86", "sm_89", "sm_90", "sm_100", "sm_120")
-
-
-def nvrtc_or_skip() -> None:
-    try:
-        toolchain.nvrtc()
-    except ToolchainError as error:
-        pytest.skip(str(error))
 
 
 @pytest.mark.parametrize("target", TARGETS)
