@@ -53,23 +53,22 @@ JITKERN_DEVICE void barrier_init(SharedAddress barrier, u32 arrivals) {
 JITKERN_DEVICE void barrier_arrive(SharedAddress barrier) {
   asm volatile("{ .reg .b64 state; mbarrier.arrive.shared.b64 state, [%0]; }" ::"r"(barrier) : "memory");
 }
-JITKERN_DEVICE bool barrier_test(SharedAddress barrier, u32 parity) {
-  u32 done;
-#if __CUDA_ARCH__ >= 900  // waits a while in hardware before it says no
-  asm volatile("{ .reg .pred d; mbarrier.try_wait.parity.shared.b64 d, [%1], %2; selp.u32 %0, 1, 0, d; }"
-               : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-#else
-  asm volatile("{ .reg .pred d; mbarrier.test_wait.parity.shared.b64 d, [%1], %2; selp.u32 %0, 1, 0, d; }"
-               : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
-#endif
-  return done;
-}
 // Whether the phase has ended by now, with no time spent on waiting.
 JITKERN_DEVICE bool barrier_passed(SharedAddress barrier, u32 parity) {
   u32 done;
   asm volatile("{ .reg .pred d; mbarrier.test_wait.parity.shared.b64 d, [%1], %2; selp.u32 %0, 1, 0, d; }"
                : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
   return done;
+}
+JITKERN_DEVICE bool barrier_test(SharedAddress barrier, u32 parity) {
+#if __CUDA_ARCH__ >= 900  // waits a while in hardware before it says no
+  u32 done;
+  asm volatile("{ .reg .pred d; mbarrier.try_wait.parity.shared.b64 d, [%1], %2; selp.u32 %0, 1, 0, d; }"
+               : "=r"(done) : "r"(barrier), "r"(parity) : "memory");
+  return done;
+#else
+  return barrier_passed(barrier, parity);
+#endif
 }
 JITKERN_DEVICE void barrier_wait(SharedAddress barrier, u32 parity) {
   while (!barrier_test(barrier, parity)) {
