@@ -92,7 +92,7 @@ def test_every_code_is_what_it_stands_for(device: str) -> None:
 
 
 def test_the_scales_are_read_on_the_device(device: str) -> None:
-    coded = make("codes", [300, 5], 16, device=device)
+    coded = with_codes(make_step([300, 5], 16, device=device), 0.5)  # the codes themselves are small values, too
     mla = decoder(coded, "codes")
     mla.plan(coded.step.cache_seqlens)
     k_scale, q_scale = torch.ones(1, device=device), torch.tensor(2.0, device=device)
