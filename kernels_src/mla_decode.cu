@@ -58,11 +58,15 @@ extern "C" __global__ void __launch_bounds__(jitkern::kThreads, 1)
 
   if (thread == 0) {
     for (int i = 0; i < kChunks; ++i) {
-      barrier_init(shared_address(&s.full[i]), kFetchArrivals);
+      for (int wave = 0; wave < kWaves; ++wave) barrier_init(shared_address(&s.full[wave][i]), kFetchArrivals);
       barrier_init(shared_address(&s.empty[i]), kConsumerWarps);
     }
     barrier_init(shared_address(&s.q_full), kFetchArrivals * kTiles);
     barrier_init(shared_address(&s.q_empty), kConsumerWarps);
+#if JITKERN_WARPGROUP && JITKERN_ROWS == 64
+    barrier_init(shared_address(&s.maxima_known), 1);
+    for (int group = 0; group < 2; ++group) barrier_init(shared_address(&s.weighed[group]), 1);
+#endif
   }
   wait_for_predecessor();
   let_next_kernel_start();

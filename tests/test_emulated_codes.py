@@ -77,7 +77,7 @@ BROKEN = {
     "copies over codes": ("row, 4 + group, byte)", "row, group, byte)", "nobody has written"),
     "slot not waited for": ("barrier_wait(empty, ring.parity ^ 1);\n        start", "start", "race|deadlock"),
     "last chunk not finished": ("block <= piece.end; ++block", "block < piece.end; ++block", "deadlock"),
-    "an arrival too few": ("barrier_arrive(full);\n  if (lane == 0)", "if (lane == 0)", "deadlock"),
+    "an arrival too few": ("barrier_arrive(full);\n    if (lane == 0)", "if (lane == 0)", "deadlock"),
     "scale of another group": ("16 * (group % 2), lane);", "0, lane);", "O: "),
     "scale of another key": ("scale_lane + row)", "scale_lane + (row ^ 1))", "O: "),
     "reached by chance": ("s.reached[chunk.slot] = chunk.reached", "s.reached[chunk.slot] = ~0u", "[OL]: "),

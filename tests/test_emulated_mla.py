@@ -12,7 +12,7 @@ from jitkern.ops.mla import MLADecode
 from jitkern.ops.mla_plan import Plan
 from tests.emulator.device import EmulatedDevice
 from tests.emulator.emulate import Emulator
-from tests.mla_oracle import Step, assert_decoded, make_step, reference
+from tests.mla_oracle import Step, assert_decoded, make_step, reference, rising
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 LENGTHS = [0, 1, 15, 63, 64, 65, 200]
@@ -77,6 +77,15 @@ def test_single_elements_and_several_kv_heads(
     out, lse = decode(step, parts=4)
     assert device.launched[-2].pack == 1
     assert_decoded(out, lse, expected)
+
+
+@pytest.mark.parametrize(("target", "rows"), [("sm_80", 16), ("sm_90", 16), ("sm_90", 64)])
+@pytest.mark.parametrize("slope", [-30.0, 1.0, 30.0])
+def test_maxima_that_change_from_block_to_block(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, target: str, rows: int, slope: float
+) -> None:
+    device = EmulatedDevice(emulator, target, monkeypatch)
+    check_seeds(device, rising(make_step([330, 65], rows), slope), False, 1)
 
 
 @pytest.mark.parametrize(("target", "tiles"), [("sm_80", 3), ("sm_90", 2)])

@@ -3,19 +3,23 @@
 from __future__ import annotations
 
 import functools
+import re
 import struct
+from collections.abc import Callable
 
 import pytest
 import torch
 
 from jitkern import sources
 from jitkern.variants import Variant
-from tests.emulator.broken import CASES, Broken
+from tests.emulator.broken import CASES, LATE_QUERIES, LATE_WEIGHTS, Broken
 from tests.emulator.device import EmulatedDevice
 from tests.emulator.emulate import EmulationError, Emulator
 from tests.emulator.translate import translated
 from tests.mla_oracle import Step, assert_decoded, make_step, reference
 from tests.test_emulated_mla import decode
+from tests.test_mla_codes import decode as decode_codes
+from tests.test_mla_codes import make
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 SEEDS = range(3)  # asynchronous work early, at random, late
@@ -41,6 +45,45 @@ def test_a_broken_kernel_is_seen_with_every_seed(
     for device.seed in SEEDS:
         with pytest.raises((EmulationError, AssertionError), match=case.words):
             assert_decoded(*decode(step, True, 1), expected)
+
+
+@pytest.mark.parametrize("case", [None, LATE_QUERIES], ids=["shipped", "broken"])
+def test_one_part_of_many_short_requests(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, case: Broken | None
+) -> None:
+    step = make_step([64] * 12, 64)
+    expected = reference(step)
+    _in_many_orders(emulator, monkeypatch, case, lambda: assert_decoded(*decode(step, False, 1), expected))
+
+
+@pytest.mark.parametrize("case", [None, LATE_WEIGHTS], ids=["shipped", "broken"])
+def test_many_blocks_of_codes(emulator: Emulator, monkeypatch: pytest.MonkeyPatch, case: Broken | None) -> None:
+    coded = make("codes", [700, 700], 64)
+    expected = reference(coded.values)
+    _in_many_orders(
+        emulator,
+        monkeypatch,
+        case,
+        lambda: assert_decoded(*decode_codes(coded, "codes", num_parts=1), expected),
+    )
+
+
+def _in_many_orders(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, case: Broken | None, run: Callable[[], None]
+) -> None:
+    """All orders of threads agree, or, of a broken text, some do not."""
+    device = EmulatedDevice(emulator, "sm_90", monkeypatch)
+    device.patches = {"mla_decode": [(case.old, case.new)]} if case else {}
+    failures = []
+    for device.seed in range(12):
+        try:
+            run()
+        except EmulationError as error:
+            failures.append(str(error))
+    if case:
+        assert any(re.search(case.words, failure) for failure in failures)
+    else:
+        assert not failures
 
 
 # ---- small texts

@@ -12,7 +12,7 @@ import torch
 from jitkern.errors import ArgumentError, UnsupportedError
 from jitkern.ops.mla import MLADecode
 from jitkern.ops.mla_plan import Tuning
-from tests.mla_oracle import GARBAGE_PAGE, Step, assert_decoded, make_step, reference
+from tests.mla_oracle import GARBAGE_PAGE, Step, assert_decoded, make_step, reference, rising
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -306,6 +306,15 @@ def test_scale_and_base(base: str | int, device: str) -> None:
     out, lse = mla.run(*step.operands(), softmax_scale=0.2, lse_base=base)
     number = math.e if base == "e" else float(base)
     assert_decoded(out, lse, reference(step, softmax_scale=0.2), base=number)
+
+
+@pytest.mark.parametrize("slope", [-30.0, -1.0, 1.0, 3.0, 30.0])
+@pytest.mark.parametrize("heads", [16, 64])
+def test_maxima_that_change_from_block_to_block(heads: int, slope: float, device: str) -> None:
+    """By less and by more than what weights may be relative to (kHeadroom), up and down, over odd and even blocks."""
+    step = rising(make_step([700, 65, 128], heads, device=device), slope)
+    assert_decoded(*decode(step, num_parts=1), reference(step))
+    assert_decoded(*decode(step, num_parts=7), reference(step))
 
 
 def test_huge_and_tiny_scores(device: str) -> None:

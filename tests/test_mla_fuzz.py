@@ -9,7 +9,7 @@ import torch
 
 from tests.emulator.device import EmulatedDevice
 from tests.emulator.emulate import Emulator
-from tests.mla_cases import CACHES, draw
+from tests.mla_cases import CACHES, Case, draw
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 
@@ -24,18 +24,26 @@ def test_random_steps(kind: str) -> None:
             raise AssertionError(f"seed {seed}: {error}") from None
 
 
-@pytest.mark.parametrize("kind", ["codes", "tokens"])
-def test_random_steps_on_the_emulator(emulator: Emulator, monkeypatch: pytest.MonkeyPatch, kind: str) -> None:
-    """One tile and pack, those of tests/test_emulated_codes.py: to build a kernel takes longer than to run it often."""
+@pytest.mark.parametrize(("kind", "rows"), [("codes", 16), ("tokens", 16), ("plain", 64), ("codes", 64)])
+def test_random_steps_on_the_emulator(
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, kind: str, rows: int
+) -> None:
+    """A tile and pack that other tests have built as well: to build a kernel takes longer than to run it often."""
     device = EmulatedDevice(emulator, "sm_90", monkeypatch)
     for seed in range(12):
-        case = draw(random.Random(f"emulated {kind} {seed}"), kind, 16, 130, (16,))
-        while case.coded.step.q.dtype != torch.bfloat16 or case.coded.step.q.shape[-1] != 576:
-            case = draw(case.rng, kind, 16, 130, (16,))
+        case = draw(random.Random(f"emulated {kind} {seed}"), kind, rows, 130, (16,))
+        while not _fits(case, rows):
+            case = draw(case.rng, kind, rows, 130, (16,))
         device.seed = seed
         try:
             case.check(*case.decode())
         except AssertionError as error:
             raise AssertionError(f"seed {seed}: {error}") from None
         decode = next(variant for variant in reversed(device.launched) if variant.kernel == "mla_decode")
-        assert (dict(decode.constants)["rows"], decode.pack) == (16, 8)
+        assert (dict(decode.constants)["rows"], decode.pack) == (rows, 8)
+
+
+def _fits(case: Case, rows: int) -> bool:
+    _, q_len, heads, d = case.coded.step.q.shape
+    stacked = q_len * heads // case.coded.step.k_cache.shape[2]
+    return case.coded.step.q.dtype == torch.bfloat16 and d == 576 and (rows == 16 or stacked > 32)

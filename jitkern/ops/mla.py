@@ -46,7 +46,7 @@ class MLADecode:
         num_parts: workers that share the keys; default: what the device has.
         tuning: how requests are cut.
         pdl: let each kernel start while the one ahead of it ends (programmatic dependent launch); it waits for that one
-            before it touches anything.
+            before it touches anything. Default: up to 32 rows (query tokens times heads of a KV head) and for the plan.
         backend: ``auto``, ``nvrtc``, ``nvcc`` or ``cpu``.
     """
 
@@ -66,7 +66,7 @@ class MLADecode:
         empty_lse: float = math.inf,
         num_parts: int | None = None,
         tuning: Any = mla_plan.Tuning,
-        pdl: bool = False,
+        pdl: bool | None = None,
         backend: str = "auto",
     ) -> None:
         import torch
@@ -84,8 +84,8 @@ class MLADecode:
         self._number = checks.device_number(self.device)
         self._sizes = mla_geometry.device_of(self._number)
         self._num_parts = num_parts
-        self._pdl = pdl and self._sizes.warpgroups
-        self._plan = mla_plan.Plan(max_batch, self.parts(1), self.device, tuning, self._pdl)
+        self._pdl = pdl if self._sizes.warpgroups else False
+        self._plan = mla_plan.Plan(max_batch, self.parts(1), self.device, tuning, self._pdl is not False)
         rows = max(mla_geometry.partial_rows(self.parts(n)) * n for n in range(1, max_q_len + 1)) * num_heads
         self._partial_out = torch.empty((rows, head_dim_v), dtype=torch.float32, device=self.device)
         self._partial_lse = torch.empty((rows,), dtype=torch.float32, device=self.device)

@@ -48,7 +48,8 @@ def options(op: str, empty_lse: Any, num_parts: Any, pdl: Any) -> None:
         raise ArgumentError(f"{op}: empty_lse={empty_lse!r}; expected inf or -inf")
     if num_parts is not None and (type(num_parts) is not int or not 1 <= num_parts <= mla_geometry.MAX_PARTS):
         raise ArgumentError(f"{op}: num_parts={num_parts!r}; expected 1 to {mla_geometry.MAX_PARTS}, or None")
-    checks.flag(op, "pdl", pdl)
+    if pdl is not None:
+        checks.flag(op, "pdl", pdl)
 
 
 def scale(op: str, given: Any, head_dim: int) -> float:

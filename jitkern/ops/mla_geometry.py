@@ -98,8 +98,11 @@ def _plain_shared(head_dim: int, rows: int, chunks: int) -> int:
 
 def _warpgroup_shared(head_dim: int, rows: int, chunks: int) -> int:
     """``sizeof(Shared)`` of kernels_src/include/mla_tile_warpgroup.cuh."""
-    lines = 2 * head_dim * (16 * chunks + rows) + rows * 128
-    return _round_up(lines + 2 * 16 * rows + 4 * chunks + 8 * (2 * chunks + 2), 1024)
+    weights = 128 * rows if rows < 64 else 16 if head_dim > 512 else 128 * rows * (chunks // _BLOCK_CHUNKS)
+    lines = 2 * head_dim * (16 * chunks + rows) + weights
+    waves = 1 if rows < 64 else 3 if head_dim % 192 == 0 else 2
+    barriers = (waves + 1) * chunks + 5
+    return _round_up(_round_up(lines + 2 * 16 * rows + 4 * chunks, 8) + 8 * barriers, 1024)
 
 
 def _plain(head_dim: int, rows: int, device: Device) -> Tile | None:

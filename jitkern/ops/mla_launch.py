@@ -19,6 +19,7 @@ _LAYOUT = "13P13q10i3fi2P"  # struct DecodeParams of kernels_src/include/mla_par
 _PATCH = "6P"
 _ALL_THREADS = 1 << 40  # bytes of work that make a CPU kernel use all threads
 _COMMON_ROWS = (16, 32, 64)
+_NO_GAIN_FROM = 64  # rows of a tile whose kernels do not gain from an early start (docs/mla.md)
 _announced: set[int] = set()  # functions that the driver knows the shared memory of
 
 
@@ -80,6 +81,7 @@ def bind(
     values = [*_values(made, operands, scale, causal, base, (parts, join_units)), *scales]
     grid = (-(-heads // made.num_heads_k * q_len // tile.rows), parts, made.num_heads_k)
     join_threads = 1 if on_cpu else mla_geometry.COMBINE_THREADS
+    early = tile.rows < _NO_GAIN_FROM if made._pdl is None else made._pdl
     decode = launch.Call(
         _decode(made, tile, pack, handle),
         grid,
@@ -89,7 +91,7 @@ def bind(
         _PATCH,
         tile.shared,
         _ALL_THREADS,
-        made._pdl,
+        early,
     )
     combine = launch.Call(
         _combine(made, handle),
@@ -100,7 +102,7 @@ def bind(
         _PATCH,
         0,
         _ALL_THREADS,
-        made._pdl,
+        early,
     )
     return decode, combine
 

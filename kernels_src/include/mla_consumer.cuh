@@ -26,7 +26,7 @@ JITKERN_DEVICE void score(Scores& scores, const u32 (&held)[kHeld][4], const Sha
   float sum[kGroupTiles][kChains][4] = {};
   const int first_token = me.group * kGroupTiles * 8;
   const Ring mine = ahead(ring, first_token / kChunkTokens);
-  barrier_wait(shared_address(&s.full[mine.slot]), mine.parity);
+  barrier_wait(shared_address(&s.full[0][mine.slot]), mine.parity);
   const SharedAddress chunk = shared_address(s.chunk[mine.slot]);
   const int lane = me.lane;
   // One load brings 8 tokens x 32 columns where a warp has 8 tokens, else 16 tokens x 16 columns.
@@ -164,7 +164,7 @@ JITKERN_DEVICE void accumulate(Result& out, Shared& s, const Place& me, Ring& ri
     u32 a[kTiles][4];
 #pragma unroll
     for (int t = 0; t < kTiles; ++t) load_matrices(a[t], weights + t * 16 * kWeightBytes + c * 32);
-    barrier_wait(shared_address(&s.full[ring.slot]), ring.parity);
+    barrier_wait(shared_address(&s.full[0][ring.slot]), ring.parity);
     const SharedAddress values = shared_address(s.chunk[ring.slot]) + value_offset;
 #pragma unroll
     for (int n = 0; n < kStripeTiles; n += 2) {

@@ -31,7 +31,7 @@ JITKERN_DEVICE float across_tokens_sum(float x) {
 
 JITKERN_DEVICE void score(Scores& scores, const Shared& s, const Place& me, Ring ring) {
 #pragma unroll
-  for (int c = 0; c < kBlockChunks; ++c) barrier_wait(shared_address(&s.full[ring.slot + c]), ring.parity);
+  for (int c = 0; c < kBlockChunks; ++c) barrier_wait(shared_address(&s.full[0][ring.slot + c]), ring.parity);
   order_writes_before_matrix_reads();
   const Matrix keys = swizzled_matrix(shared_address(s.keys[ring.slot / kBlockChunks]));
   const Matrix queries = swizzled_matrix(shared_address(s.q));

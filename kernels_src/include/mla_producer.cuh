@@ -22,15 +22,17 @@ static_assert(kD % kLineElements == 0, "a row is whole lines");
 JITKERN_DEVICE void fetch(SharedAddress to, const T* from, bool real) {
   if constexpr (JITKERN_PACK == 1) {  // nothing but single elements is aligned
     const u32 low = real ? from[0].bits : 0, high = real ? from[1].bits : 0;
-    asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(low | high << 16) : "memory");
+    store_shared(to, low | high << 16);
   } else {
     copy_async<2 * kCopy>(to, from, real);
   }
 }
 
-// Fetches 16 rows: `row_at(r)` gives row r in global memory, or null; `place(r, line, byte)` where it goes.
+// Fetches lines [begin, end) of 16 rows: `row_at(r)` gives row r in global memory, or null; `place(r, line, byte)` where it
+// goes.
 template <class RowAt, class Place>
-JITKERN_DEVICE void fetch_rows(SharedAddress barrier, const T* readable, int lane, RowAt&& row_at, Place&& place) {
+JITKERN_DEVICE void fetch_rows(SharedAddress barrier, const T* readable, int begin, int end, int lane, RowAt&& row_at,
+                               Place&& place) {
   const int in_line = lane % kLineLanes * kCopy;
 #pragma unroll (kRowSteps <= 4 ? kRowSteps : 1)
   for (int step = 0; step < kRowSteps; ++step) {
@@ -39,7 +41,7 @@ JITKERN_DEVICE void fetch_rows(SharedAddress barrier, const T* readable, int lan
     const bool real = found != nullptr;
     const T* from = (real ? found : readable) + in_line;
 #pragma unroll
-    for (int line = 0; line < kLines; ++line) fetch(place(row, line, 2 * in_line), from + line * kLineElements, real);
+    for (int line = begin; line < end; ++line) fetch(place(row, line, 2 * in_line), from + line * kLineElements, real);
   }
   if constexpr (JITKERN_PACK == 1) barrier_arrive(barrier);
   else barrier_arrive_after_copies(barrier);
@@ -50,7 +52,7 @@ JITKERN_DEVICE void fetch_queries(const DecodeParams& p, Shared& s, i32 request,
   const SharedAddress barrier = shared_address(&s.q_full);
   const i32 rows = p.group * p.q_len;
   fetch_rows(
-      barrier, p.q, lane,
+      barrier, p.q, 0, kLines, lane,
       [&](int row) -> const T* {
         const i32 r = first + 16 * tile + row;
         return r < rows ? p.q + at(p.q_stride, request, row_of(p, head_k, r)) : nullptr;
@@ -87,17 +89,18 @@ JITKERN_DEVICE Key key_of(const DecodeParams& p, const Piece& piece, i32 head_k,
 JITKERN_DEVICE void fetch_keys(const DecodeParams& p, Shared& s, const Key& key, Ring ring, int lane) {
   const u32 reached = __ballot_sync(~0u, key.real);
   barrier_wait(shared_address(&s.empty[ring.slot]), ring.parity ^ 1);
-  const SharedAddress barrier = shared_address(&s.full[ring.slot]);
-  fetch_rows(
-      barrier, p.cache, lane,
-      [&](int row) -> const T* {
-        const i64 mine = __shfl_sync(~0u, key.offset, row);
-        return mine >= 0 ? p.cache + mine : nullptr;
-      },
-      [&](int row, int line, int byte) { return key_place(s, ring.slot, row, line, byte); });
-  if (lane == 0) {
-    s.reached[ring.slot] = reached;
-    barrier_arrive(barrier);
+#pragma unroll
+  for (int wave = 0; wave < kWaves; ++wave) {
+    const SharedAddress barrier = shared_address(&s.full[wave][ring.slot]);
+    fetch_rows(
+        barrier, p.cache, wave * (kLines / kWaves), (wave + 1) * (kLines / kWaves), lane,
+        [&](int row) -> const T* {
+          const i64 mine = __shfl_sync(~0u, key.offset, row);
+          return mine >= 0 ? p.cache + mine : nullptr;
+        },
+        [&](int row, int line, int byte) { return key_place(s, ring.slot, row, line, byte); });
+    if (lane == 0 && wave == 0) s.reached[ring.slot] = reached;
+    if (lane == 0) barrier_arrive(barrier);
   }
 }
 

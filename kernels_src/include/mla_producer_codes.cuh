@@ -119,9 +119,11 @@ JITKERN_DEVICE void finish_codes(Shared& s, const Chunk& chunk, bool others_behi
   if constexpr (kCache == kScaled && kRest > 0)
     widen_line(s, chunk.slot, kRestLine, 8 * kWholeGroups, kRest / 16, 1.0f, 0, lane);
   if (lane == 0) s.reached[chunk.slot] = chunk.reached;
-  const SharedAddress full = shared_address(&s.full[chunk.slot]);
-  barrier_arrive(full);
-  if (lane == 0) barrier_arrive(full);
+  for (int wave = 0; wave < kWaves; ++wave) {
+    const SharedAddress full = shared_address(&s.full[wave][chunk.slot]);
+    barrier_arrive(full);
+    if (lane == 0) barrier_arrive(full);
+  }
 }
 
 // All keys of a piece that are this warp's. `key_now()` gives that of lane % 16, `advance()` goes on to the next block. The

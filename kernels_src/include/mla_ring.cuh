@@ -1,6 +1,7 @@
 // The ring of key chunks in shared memory between producer and consumer warps, whatever the layout of a chunk.
 //
-// A chunk is 16 tokens. Barrier full[slot] opens when a chunk has arrived, empty[slot] when all consumers are done with it.
+// A chunk is 16 tokens. It comes in one wave or a few, each some of its columns: barrier full[wave][slot] opens when a wave
+// has arrived, empty[slot] when all consumers are done with the chunk.
 #pragma once
 #include "include/mla_params.cuh"
 #include "include/tensor_core.cuh"

@@ -20,6 +20,7 @@ constexpr int kConsumerWarps = 8;
 constexpr int kConsumers = kConsumerWarps * 32;
 // With eight consumer warps, one to four producer warps leave 168 registers a thread.
 constexpr int kThreads = kConsumers + 32 * kProducerWarps;
+constexpr int kWaves = 1;  // of a chunk
 constexpr int kRowBytes = 2 * kD + 16;
 constexpr int kWeightBytes = 2 * kBlockTokens + 16;
 constexpr int kGroups = kConsumerWarps / kTiles;      // of a block's tokens
@@ -36,7 +37,7 @@ struct Shared {
   alignas(16) float maxima[kRows][kGroups];
   alignas(16) float sums[kRows][kGroups];
   u32 reached[kChunks];  // bit t: token t of the chunk counts
-  alignas(8) u64 full[kChunks], empty[kChunks], q_full, q_empty;
+  alignas(8) u64 full[kWaves][kChunks], empty[kChunks], q_full, q_empty;
 };
 
 // Where a row's 128-byte line `line` begins, given the row's place among 16; `byte` is the place within the line.

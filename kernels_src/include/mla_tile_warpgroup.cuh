@@ -4,8 +4,8 @@
 // its N is the tile's rows; one warpgroup does it all (mla_consumer_narrow.cuh):
 //   scores   S^T [64 tokens, rows] = K Q^T          K as it lies in memory, token by token
 //   values   O^T [kDV, rows] += V^T P^T             V^T is the same K, read across its lines
-// With 64 rows the tile's rows are the instruction's; two warpgroups share the tokens of the scores and the columns of the
-// result (mla_consumer_wide.cuh):
+// With 64 rows the tile's rows are the instruction's; of two warpgroups each scores every second block and owns half of the
+// columns of the result (mla_consumer_wide.cuh):
 //   scores   S [64 rows, 64 tokens] = Q K^T         values   O [64 rows, kDV] += P V
 // Weights go from one to the other by shared memory, a line for each row of the tile.
 // Keys and queries lie in lines of 128 bytes (64 columns), swizzled as the instruction wants them.
@@ -23,16 +23,22 @@ constexpr int kConsumers = 32 * kConsumerWarps;
 constexpr int kThreads = kConsumers + 32 * kProducerWarps;
 constexpr int kPanelBytes = kBlockTokens * 128;  // 64 columns of a block
 constexpr int kPanels = kD / 64;
+// With 64 rows the scores of a key's first columns begin while its last ones are on their way.
+constexpr int kWaves = kRows < 64 ? 1 : kPanels % 3 == 0 ? 3 : 2;
+static_assert(kPanels % kWaves == 0, "a wave is whole panels");
 constexpr int kQueryPanelBytes = kRows * 128;
+// With 64 rows weights lie over keys, or there are as many as blocks.
+constexpr int kWeightLines = kRows < 64 ? kRows : kD > kDV ? 0 : kChunks / kBlockChunks * kRows;
 
 struct Shared {
   alignas(1024) unsigned char keys[kChunks / kBlockChunks][kPanels * kPanelBytes];
   alignas(1024) unsigned char q[kPanels * kQueryPanelBytes];
-  alignas(1024) unsigned char weights[kRows * 128];
+  alignas(1024) unsigned char weights[kWeightLines > 0 ? kWeightLines * 128 : 16];
   alignas(16) float maxima[kRows][4];  // by 16 tokens of the block, or by warpgroup
   alignas(16) float sums[kRows][4];
   u32 reached[kChunks];  // bit t: token t of the chunk counts
-  alignas(8) u64 full[kChunks], empty[kChunks], q_full, q_empty;
+  alignas(8) u64 full[kWaves][kChunks], empty[kChunks], q_full, q_empty;
+  u64 maxima_known, weighed[2];  // with 64 rows: by warpgroup 0; by each
 };
 
 JITKERN_DEVICE SharedAddress in_swizzled_line(SharedAddress line, int number, int byte) {

@@ -78,6 +78,9 @@ JITKERN_DEVICE void named_barrier(int id, int threads) {
   asm volatile("bar.sync %0, %1;" ::"r"(id), "r"(threads) : "memory");
 }
 
+JITKERN_DEVICE void store_shared(SharedAddress to, u32 word) {
+  asm volatile("st.shared.u32 [%0], %1;" ::"r"(to), "r"(word) : "memory");
+}
 JITKERN_DEVICE void store_shared(SharedAddress to, const u32 (&word)[4]) {
   asm volatile("st.shared.v4.u32 [%0], {%1,%2,%3,%4};" ::"r"(to), "r"(word[0]), "r"(word[1]), "r"(word[2]), "r"(word[3])
                : "memory");

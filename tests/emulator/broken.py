@@ -1,8 +1,8 @@
 """Ways to break the decode, one string of its text replaced each, and what the emulator has to say of them.
 
 Left out is what can be taken away unharmed, as another one on every path stands in for it: the values' wait for keys
-that the scores have waited for, one of two fences between the same writes and reads, with warpgroups up to 32 rows the
-wait for queries, whose copies come before those of keys in the same lanes.
+that the scores have waited for, one of two fences between the same writes and reads, with warpgroups the wait for
+queries, whose copies come before those of keys in the same lanes.
 """
 
 from __future__ import annotations
@@ -25,9 +25,10 @@ WAIT = "  warpgroup_wait<0>();\n"
 GIVE_BACK = "if (me.lane == 0) barrier_arrive(shared_address(&s.empty[ring.slot]));"
 GIVE_BACK_ALL = "  if (me.lane < kBlockChunks) barrier_arrive(shared_address(&s.empty[ring.slot + me.lane]));\n"
 WAIT_FOR_CHUNKS = (
-    "for (int c = 0; c < kBlockChunks; ++c) barrier_wait(shared_address(&s.full[ring.slot + c]), ring.parity);\n"
+    "for (int c = 0; c < kBlockChunks; ++c) barrier_wait(shared_address(&s.full[0][ring.slot + c]), ring.parity);\n"
 )
-REACHED, ARRIVE = "    s.reached[ring.slot] = reached;\n", "    barrier_arrive(barrier);\n"
+REACHED = "    if (lane == 0 && wave == 0) s.reached[ring.slot] = reached;\n"
+ARRIVE = "    if (lane == 0) barrier_arrive(barrier);\n"
 NO_FENCE, FORGOTTEN = "no fence.proxy.async", "race|without waiting|NaN|nobody"
 
 ALL = [
@@ -38,10 +39,9 @@ ALL = [
     Broken("mask stored behind the arrival", REACHED + ARRIVE, ARRIVE + REACHED),
     Broken("barriers not there yet", "  block_barrier();\n  if (warp", "  if (warp", "race|initialised|nobody"),
 ]
-NO_WAIT_FOR_QUERIES = Broken("no wait for queries", "barrier_wait(shared_address(&s.q_full), q_parity);")
 PLAIN = [
-    NO_WAIT_FOR_QUERIES,
-    Broken("no wait for keys", "barrier_wait(shared_address(&s.full[mine.slot]), mine.parity);"),
+    Broken("no wait for queries", "barrier_wait(shared_address(&s.q_full), q_parity);"),
+    Broken("no wait for keys", "barrier_wait(shared_address(&s.full[0][mine.slot]), mine.parity);"),
     Broken("maxima: no barrier", f"{MEET}  PerRow block_max;", "  PerRow block_max;"),
     Broken("weights: no barrier", f"    softmax.sum[half] = sum;\n  }}\n{MEET}", "    softmax.sum[half] = sum;\n  }\n"),
     Broken("sums: no barrier", f"  {MEET}    gather_rows(sums", "    gather_rows(sums"),
@@ -64,11 +64,46 @@ WARPGROUP = [
     Broken("keys: another swizzle", "((byte / 16) ^ (number % 8))", "((byte / 16) ^ (number % 4))", "off"),
     Broken("weights: another swizzle", "((token / 8) ^ (row % 8))", "((token / 8) ^ (row % 7))", "off"),
 ]
+WAIT_FOR_OTHER = "  wait_for_other(s, me, pair.parity);\n"
 WIDE = [
-    NO_WAIT_FOR_QUERIES,
+    Broken("no wait for keys", "      wait_for_keys(s, ring, step / kWaveSteps);\n", "", "race|nobody|fence"),
+    Broken("no wait for a wave of keys", "wait_for_keys(s, ring, step / kWaveSteps)", "wait_for_keys(s, ring, 0)"),
+    Broken("keys: no fence", f"ring.parity);\n{FENCE}}}", "ring.parity);\n}", NO_FENCE),
+    Broken("keys: a wave is told too early", "kFetchArrivals);", "wave ? 1 : kFetchArrivals);"),
+    Broken("maxima: no wait", "  barrier_wait(shared_address(&s.maxima_known), pair.parity);\n"),
+    Broken("weights over keys that others read", "  warpgroup_meet(me);  // also", "  // also"),
+    Broken("weights: told by one warp", "  warpgroup_meet(me);\n  if (me.warp == 0", "  if (me.warp == 0"),
+    Broken("weights of the first: no wait", WAIT_FOR_OTHER + "  if (!pair.both) tell", "  if (!pair.both) tell"),
+    Broken("weights of the second: no wait", WAIT_FOR_OTHER + "  if (!pair.both) return", "  if (!pair.both) return"),
     Broken("values: wrong panels", "* kPanelBytes, kPanelBytes)", "* kPanelBytes, kPanelBytes / 2)", "off|nobody"),
-    Broken("weights: no swizzle", "((word ^ (row % 8)) * 16)", "(word * 16)", "off"),
+    Broken("values: no wait", WAIT + "  keep_behind_wait(out);\n", "", FORGOTTEN),
+    Broken("scores: no wait", WAIT + "  keep_behind_wait(scores);\n", "", FORGOTTEN),
+    Broken(
+        "weights: no swizzle",
+        "in_swizzled_line(to + row * 128, row, 16",
+        "in_swizzled_line(to + row * 128, 0, 16",
+        "off",
+    ),
+    Broken(
+        "weights: not relative to the first's",
+        "  raise_to_other(softmax, s, me, decay);\n  if (pair",
+        "  if (pair",
+        "off|NaN|infinite",
+    ),
+    Broken(
+        "sums: no barrier",
+        f"{MEET}#pragma unroll\n  for (int half = 0; half < 2; ++half) sums",
+        "  for (int half = 0; half < 2; ++half) sums",
+    ),
 ]
+# A lane that looks late at a barrier takes the next phase for its own: seen in some orders only.
+LATE_QUERIES = Broken(
+    "one lane gives the queries back", "  __syncwarp();\n  if (pair.last", "  if (pair.last", "deadlock|race"
+)
+TELL = "  if (!pair.both) tell_other(s, me);"
+LATE_WEIGHTS = Broken(
+    "told before it has seen", f"{WAIT_FOR_OTHER}{TELL}", f"{TELL}\n{WAIT_FOR_OTHER}", "deadlock|race"
+)
 CASES = [
     *(("sm_80", 16, case) for case in ALL + PLAIN),
     *(("sm_90", 16, case) for case in ALL + WARPGROUP),
