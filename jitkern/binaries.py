@@ -177,8 +177,11 @@ def _find(variant: Variant, key: cache.Key, start: float) -> bytes | None:
 def _without_compiler(variant: Variant, text: Text, error: ToolchainError, start: float) -> bytes:
     entry = standby.find(variant, text, places())
     if entry is None:
-        where = ", ".join(str(place.root) for place in places()) or "no cache root"
-        raise ToolchainError(f"{variant.name} is not cached ({where}), and cannot be compiled here: {error}") from None
+        if settings.get().mode == "hit-only":
+            raise _miss(variant) from None
+        raise ToolchainError(
+            f"{variant.name} is not cached ({_where()}), and cannot be compiled here: {error}"
+        ) from None
     events.report("hit", variant.name, time.perf_counter() - start, f"{entry.path}; its compiler is not here")
     return entry.binary
 
@@ -187,25 +190,33 @@ def _allow_compile(variant: Variant) -> None:
     """Raise if nothing may be compiled now; tell if that was not expected."""
     # Before a lock is made, too: filelock lists its locks at exit, and a new one in another thread upsets that.
     _refuse_at_the_end(variant)
-    where = ", ".join(str(place.root) for place in places()) or "no cache root"
     if settings.get().mode == "hit-only":
-        how = variant.warm_line() or "run the program once"
-        raise MissError(
-            f"{variant.name} is not cached ({where}) and JITKERN_MODE is hit-only. Fill the cache where compiling is"
-            f" allowed: {how}"
-        )
+        raise _miss(variant)
     late = _late or settings.get().freeze
     if late == "off":
         return
     events.report("late_compile", variant.name, detail=late)
     who = "freeze() said" if _late else f"JITKERN_FREEZE={late} says"
-    message = f"{variant.name} is not cached ({where}), and {who} that everything is warm; add {variant.warmup_line()}"
+    message = f"{variant.name} is not cached ({_where()}), and {who} that everything is warm;"
+    message += f" add {variant.warmup_line()}"
     if line := variant.warm_line():
         message += f", or fill the cache before: {line}"
     if late == "error":
         raise MissError(message)
     if late == "warning":
         events.warn_once(f"late {variant.name}", f"{message}; compiling it now")
+
+
+def _miss(variant: Variant) -> MissError:
+    how = variant.warm_line() or "run the program once"
+    return MissError(
+        f"{variant.name} is not cached ({_where()}) and JITKERN_MODE is hit-only. Fill the cache where compiling is"
+        f" allowed: {how}"
+    )
+
+
+def _where() -> str:
+    return ", ".join(str(place.root) for place in places()) or "no cache root"
 
 
 def _refuse_at_the_end(variant: Variant) -> None:

@@ -13,6 +13,7 @@ pytest.importorskip("torch")
 
 import jitkern
 from jitkern import driver
+from jitkern.kernel import html
 from tests.nvrtc import has_nvrtc
 
 AXPY = "__global__ void axpy(T* y, const T* x, float a, int n) {\n  int i = blockIdx.x * blockDim.x + threadIdx.x;\n"
@@ -145,3 +146,12 @@ def test_the_cache_and_the_doctor(shell: Any) -> None:
     assert {"torch", "cache"} <= {row["part"] for row in found.rows}
     with pytest.raises(jitkern.ArgumentError, match="expected bench, cache or doctor"):
         shell.run_line_magic("jitkern", "nothing")
+
+
+def test_no_number_stands_where_the_line_of_the_ceiling_is() -> None:
+    drawn = html.bars([("near", 96.0), ("far", 10.0)], 100.0, "GB/s")
+    line = float(re.findall(r'<line x1="([\d.]+)"', drawn)[0])
+    ends = {anchor: float(x) for x, anchor in re.findall(r'<text x="([\d.]+)" y="\d+" ([^>]*)>[\d.]+ GB/s', drawn)}
+    assert len(ends) == 2
+    for look, x in ends.items():
+        assert x < line if "end" in look else x + 100 < line

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from jitkern import binaries, settings, sources, toolchain
-from jitkern.errors import ToolchainError
+from jitkern.errors import MissError, ToolchainError
 from jitkern.variants import Variant
 
 CPU = Variant("merge_attn_states", "f32", 4, "cpu", (("d", 64),), "cpu")
@@ -40,6 +40,19 @@ def test_an_entry_is_found_without_its_compiler(
         monkeypatch.setattr(toolchain, name, missing)
     with settings.override(mode=mode):
         assert binaries.obtain(variant) == (made, "cached")
+
+
+@pytest.mark.parametrize("variant", [CPU, GPU], ids=["cpu", "sm_90"])
+def test_a_miss_without_a_compiler_is_a_miss_where_only_hits_are_allowed(
+    variant: Variant, own_cache: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for name in ("nvrtc", "host_compiler", "nvcc"):
+        monkeypatch.setattr(toolchain, name, missing)
+    with settings.override(mode="hit-only"), pytest.raises(MissError) as caught:
+        binaries.obtain(variant)
+    assert str(variant.warm_line()) in str(caught.value)
+    with pytest.raises(ToolchainError, match="it is not installed"):
+        binaries.obtain(variant)
 
 
 def test_another_text_or_a_damaged_entry_is_not_taken(own_cache: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -46,10 +46,13 @@ def bars(items: Sequence[tuple[str, float]], ceiling: float | None, unit: str) -
     for number, (name, value) in enumerate(items):
         y = 4 + number * step
         long = width * value / most
+        at, look = long + 5, 'fill="currentColor"'
+        if long > width / 2:  # beside a long bar's end the ceiling's line would cross the number
+            at, look = long - 6, 'text-anchor="end" fill="#fff"'
         parts.append(
             f'<text x="{left - 8}" y="{y + 13}" text-anchor="end" fill="currentColor">{text(name)}</text>'
             f'<rect x="{left}" y="{y}" width="{long:.1f}" height="{step - 8}" rx="2" fill="#2a9d8f"/>'
-            f'<text x="{left + long + 5:.1f}" y="{y + 13}" fill="currentColor">{value:.4g} {text(unit)}</text>'
+            f'<text x="{left + at:.1f}" y="{y + 13}" {look}>{value:.4g} {text(unit)}</text>'
         )
     if ceiling:
         x = left + width * ceiling / most
