@@ -44,7 +44,7 @@ struct Pair {    // of blocks
   u32 parity;    // of `maxima_known` and `weighed`
   bool both;     // or there is no second one
   bool last;     // of its piece
-  i32 seen[2];   // keys that the thread's rows see, from the first block on
+  i32 seen[2];   // keys that the thread's rows see, from the block that its warpgroup scores
   float scale;
 };
 
@@ -54,53 +54,39 @@ JITKERN_DEVICE void release_queries(Shared& s, const Pair& pair, const Place& me
   if (pair.last && me.lane == 0) barrier_arrive(shared_address(&s.q_empty));
 }
 
-JITKERN_DEVICE void consume_as_first(Result& out, Softmax& softmax, Shared& s, const Pair& pair, const Place& me) {
+// One warpgroup's part in a pair: it scores the first block or the second, and adds the values of both.
+JITKERN_DEVICE void consume_pair(Result& out, Softmax& softmax, Shared& s, const Pair& pair, const Place& me) {
+  const bool is_first = me.group == 0, scores_one = is_first || pair.both;
+  const Ring second = ahead(pair.ring, kBlockChunks), own = is_first ? pair.ring : second;
   Scores scores;
-  PerRow max, decay;
-  score(scores, s, pair.ring);
+  PerRow max, decay, later_decay;  // of the result before the first block's values come to it, and the second's
+  if (scores_one) score(scores, s, own);
   release_queries(s, pair, me);
-  mask(scores, s, pair.seen, me, pair.ring, pair.scale);
-  row_maxima(scores, max);
-  raise_for(softmax, max, decay);
-  tell_maxima(softmax, s, me);
-  weigh(scores, softmax, s, me, pair.ring);
-  rescale(out, decay);
-  add_values(out, s, me, pair.ring);
-  finish_values(out, s, me, pair.ring);
-  wait_for_other(s, me, pair.parity);
-  if (!pair.both) return;
-  const Ring second = ahead(pair.ring, kBlockChunks);
-  raise_to_other(softmax, s, me, decay);
-  rescale(out, decay);
-  add_values(out, s, me, second);
-  finish_values(out, s, me, second);
-}
-
-JITKERN_DEVICE void consume_as_second(Result& out, Softmax& softmax, Shared& s, const Pair& pair, const Place& me) {
-  const Ring second = ahead(pair.ring, kBlockChunks);
-  const i32 seen[2] = {pair.seen[0] - kBlockTokens, pair.seen[1] - kBlockTokens};
-  Scores scores;
-  PerRow max, decay, decay_second;
-  if (pair.both) {
-    score(scores, s, second);
-    mask(scores, s, seen, me, second, pair.scale);
+  if (scores_one) {
+    mask(scores, s, pair.seen, me, own, pair.scale);
     row_maxima(scores, max);
   }
-  release_queries(s, pair, me);
-  barrier_wait(shared_address(&s.maxima_known), pair.parity);
-  raise_to_other(softmax, s, me, decay);
-  if (pair.both) {
-    raise_for(softmax, max, decay_second);
-    tell_maxima(softmax, s, me);
-    weigh(scores, softmax, s, me, second);
+  if (!is_first) {
+    barrier_wait(shared_address(&s.maxima_known), pair.parity);
+    raise_to_other(softmax, s, me, decay);
   }
-  wait_for_other(s, me, pair.parity);
-  if (!pair.both) tell_other(s, me);  // that nobody waits for what comes next as if it were this
+  if (scores_one) {
+    raise_for(softmax, max, later_decay);
+    tell_maxima(softmax, s, me);
+    weigh(scores, softmax, s, me, own);
+  }
+  if (!is_first) wait_for_other(s, me, pair.parity);
+  if (!is_first && !pair.both) tell_other(s, me);  // that nobody waits for what comes next as if it were this
+#pragma unroll
+  for (int half = 0; half < 2; ++half)
+    if (is_first) decay[half] = later_decay[half];
   rescale(out, decay);
   add_values(out, s, me, pair.ring);
   finish_values(out, s, me, pair.ring);
+  if (is_first) wait_for_other(s, me, pair.parity);
   if (!pair.both) return;
-  rescale(out, decay_second);
+  if (is_first) raise_to_other(softmax, s, me, later_decay);
+  rescale(out, later_decay);
   add_values(out, s, me, second);
   finish_values(out, s, me, second);
 }
@@ -160,7 +146,7 @@ JITKERN_DEVICE void consume_piece(const DecodeParams& p, Shared& s, const Piece&
 #pragma unroll
     for (int half = 0; half < 2; ++half) {
       const i32 r = min_of(first + me.row + 8 * half, rows - 1);
-      pair.seen[half] = visible(p, piece.length, row_of(p, head_k, r).token) - piece.begin * kBlockTokens;
+      pair.seen[half] = visible(p, piece.length, row_of(p, head_k, r).token) - (piece.begin + me.group) * kBlockTokens;
     }
     barrier_wait(shared_address(&s.q_full), turn.q_parity);
     turn.q_parity ^= 1;
@@ -169,8 +155,7 @@ JITKERN_DEVICE void consume_piece(const DecodeParams& p, Shared& s, const Piece&
       pair.parity = turn.parity;
       pair.both = kTogether == 2 && block + 1 < piece.end;
       pair.last = block + kTogether >= piece.end;
-      if (me.group == 0) consume_as_first(out, softmax, s, pair, me);
-      else consume_as_second(out, softmax, s, pair, me);
+      consume_pair(out, softmax, s, pair, me);
       turn.ring = ahead(turn.ring, kBlockChunks);
       if (pair.both) turn.ring = ahead(turn.ring, kBlockChunks);
       turn.parity ^= 1;

@@ -64,7 +64,7 @@ WARPGROUP = [
     Broken("keys: another swizzle", "((byte / 16) ^ (number % 8))", "((byte / 16) ^ (number % 4))", "off"),
     Broken("weights: another swizzle", "((token / 8) ^ (row % 8))", "((token / 8) ^ (row % 7))", "off"),
 ]
-WAIT_FOR_OTHER = "  wait_for_other(s, me, pair.parity);\n"
+WAIT_FOR_OTHER = "  if (!is_first) wait_for_other(s, me, pair.parity);\n"
 WIDE = [
     Broken("no wait for keys", "      wait_for_keys(s, ring, step / kWaveSteps);\n", "", "race|nobody|fence"),
     Broken("no wait for a wave of keys", "wait_for_keys(s, ring, step / kWaveSteps)", "wait_for_keys(s, ring, 0)"),
@@ -73,8 +73,8 @@ WIDE = [
     Broken("maxima: no wait", "  barrier_wait(shared_address(&s.maxima_known), pair.parity);\n"),
     Broken("weights over keys that others read", "  warpgroup_meet(me);  // also", "  // also"),
     Broken("weights: told by one warp", "  warpgroup_meet(me);\n  if (me.warp == 0", "  if (me.warp == 0"),
-    Broken("weights of the first: no wait", WAIT_FOR_OTHER + "  if (!pair.both) tell", "  if (!pair.both) tell"),
-    Broken("weights of the second: no wait", WAIT_FOR_OTHER + "  if (!pair.both) return", "  if (!pair.both) return"),
+    Broken("weights of the first: no wait", WAIT_FOR_OTHER),
+    Broken("weights of the second: no wait", "  if (is_first) wait_for_other(s, me, pair.parity);\n"),
     Broken("values: wrong panels", "* kPanelBytes, kPanelBytes)", "* kPanelBytes, kPanelBytes / 2)", "off|nobody"),
     Broken("values: no wait", WAIT + "  keep_behind_wait(out);\n", "", FORGOTTEN),
     Broken("scores: no wait", WAIT + "  keep_behind_wait(scores);\n", "", FORGOTTEN),
@@ -86,8 +86,8 @@ WIDE = [
     ),
     Broken(
         "weights: not relative to the first's",
-        "  raise_to_other(softmax, s, me, decay);\n  if (pair",
-        "  if (pair",
+        "    raise_to_other(softmax, s, me, decay);\n",
+        "",
         "off|NaN|infinite",
     ),
     Broken(
@@ -100,7 +100,7 @@ WIDE = [
 LATE_QUERIES = Broken(
     "one lane gives the queries back", "  __syncwarp();\n  if (pair.last", "  if (pair.last", "deadlock|race"
 )
-TELL = "  if (!pair.both) tell_other(s, me);"
+TELL = "  if (!is_first && !pair.both) tell_other(s, me);"
 LATE_WEIGHTS = Broken(
     "told before it has seen", f"{WAIT_FOR_OTHER}{TELL}", f"{TELL}\n{WAIT_FOR_OTHER}", "deadlock|race"
 )
