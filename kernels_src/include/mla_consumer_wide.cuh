@@ -5,7 +5,7 @@
 //
 //   warpgroup 0   scores A   maxima A   weights A   values A   values B
 //   warpgroup 1   scores B   maxima B   weights B   values A   values B
-//                                    m_A         P_A, P_B
+//   told to the other               m_A       P_A, P_B
 //
 // B arrives later than A, and one warpgroup's softmax runs beside the other's matrix instructions. Maxima go from A to B to
 // the next pair's A, so that both halves of the result are scaled alike, as if one block came after the other. Weights lie
@@ -39,12 +39,12 @@ JITKERN_DEVICE void finish_values(Result& out, Shared& s, const Place& me, Ring 
   if (me.lane < kBlockChunks) barrier_arrive(shared_address(&s.empty[ring.slot + me.lane]));
 }
 
-struct Pair {    // of blocks
-  Ring ring;     // of the first
-  u32 parity;    // of `maxima_known` and `weighed`
-  bool both;     // or there is no second one
-  bool last;     // of its piece
-  i32 seen[2];   // keys that the thread's rows see, from the block that its warpgroup scores
+struct Pair {   // of blocks
+  Ring ring;    // of the first
+  u32 parity;   // of `maxima_known` and `weighed`
+  bool both;    // or there is no second one
+  bool last;    // of its piece
+  i32 seen[2];  // keys that the thread's rows see, from the block that its warpgroup scores
   float scale;
 };
 
