@@ -48,7 +48,7 @@ class Plan:
             "rows": capacity,
             "order": capacity + 1,
             "split": 4 * parts,
-            "scratch": 3 * (capacity + 1),
+            "scratch": 2 * (capacity + 1),
         }
         # One allocation, each buffer on a boundary of 128 bytes.
         places, end = {}, 0
