@@ -89,7 +89,7 @@ struct Inside {
 };
 
 struct PlanShared {
-  WarpSums<kThreads, 1> sums[2];
+  WarpSums<kThreads, 1> sums;
   WarpSums<kThreads, 2> pairs[2];
   i32 maxima[kWarps], candidates[2][kCandidates];
   i32 marks[kMaxParts];
@@ -98,6 +98,13 @@ struct PlanShared {
   i32 prefix[kCached + 1], order[kCached];
   Inside inside[kCached];
 };
+
+// Threads counted from other warps, for what may be written at the same time.
+JITKERN_DEVICE int from_last_warp(int thread) {
+  return (kWarps - 1 - warp_of(thread)) * kWarp + lane_of(thread);
+}
+JITKERN_DEVICE int from_middle(int thread) { return thread ^ kThreads / 2; }
+static_assert((kThreads & (kThreads - 1)) == 0, "from_middle() must stay within the block");
 
 struct Loads {  // of every plan, on their way together
   i32 length, count;
@@ -175,24 +182,25 @@ JITKERN_DEVICE void write_rest(const PlanParams& p, const Step& step, const Plac
 }
 
 // Numbers the pieces: cut(i, blocks).pieces of each request, none of one without blocks; visit(i, cut,
-// before) keeps what the records need. Returns what there is in all; gives up as soon as that is more than
-// `most` extra pieces.
+// before) puts what the records need into shared memory, and a barrier comes before what nobody waits for.
+// Returns what there is in all; gives up as soon as that is more than `most` extra pieces.
 template <class CutRequest, class Visit>
 JITKERN_DEVICE Place number_pieces(const PlanParams& p, PlanShared& s, const Step& step, i32 most, int thread,
                                    CutRequest cut_request, Visit visit) {
   Place all{0, 0, 0};
-  int turn = 0;
 #pragma unroll 1
-  for (i32 start = 0; start < p.batch && all.extra <= most; start += kThreads, turn ^= 1) {
+  for (i32 start = 0; start < p.batch && all.extra <= most; start += kThreads) {
     const i32 i = start + thread;
     const auto cut = cut_request(i, i < p.batch ? own_blocks(p, step, i) : 0);
     const u32 word[1] = {packed(cut.pieces)};
-    const Scan<1> scan = block_scan<kThreads>(word, thread, s.sums[turn]);
+    const Scan<1> scan = block_scan<kThreads>(word, thread, s.sums);
     const Place before = plus(all, scan.before[0]);
     all = plus(all, scan.total[0]);
-    if (i >= p.batch || all.extra > most) continue;
-    write_request(p, step, i, cut.pieces, before);
-    if (cut.pieces > 0) visit(i, cut, before);
+    const bool fits = all.extra <= most;
+    if (fits && cut.pieces > 0) visit(i, cut, before);
+    block_barrier();
+    if (fits && i < p.batch) write_request(p, step, i, cut.pieces, before);
+    if (fits && cut.pieces > 0) p.order[before.rank] = i;
   }
   return all;
 }

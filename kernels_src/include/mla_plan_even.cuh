@@ -72,7 +72,6 @@ JITKERN_DEVICE Place cut_evenly(const PlanParams& p, PlanShared& s, const Step& 
   const auto cut_request = [&](i32, i32 blocks) { return even_cut(blocks, length, inverse); };
   const auto visit = [&](i32 i, const EvenCut& cut, const Place& before) {
     const i32 first = before.rank + before.extra;
-    p.order[before.rank] = i;
     s.even[before.rank] =
         EvenRequest{i, first, cut.each, static_cast<u16>(cut.pieces), static_cast<u16>(cut.longer)};
     mark(s.marks, first, first + cut.pieces, before.rank);
@@ -110,9 +109,8 @@ JITKERN_DEVICE bool plan_evenly(const PlanParams& p, PlanShared& s, const Step& 
     clear_marks(s.marks, p.parts, thread);
     length = even_length(p, s, step, length, thread);
   }
-  block_barrier();
-  write_even_records(p, s, step.requests + all.extra, thread);
-  write_rest(p, step, all, kThreads - 1 - thread);  // other warps than those of the records
+  write_even_records(p, s, step.requests + all.extra, from_last_warp(thread));
+  write_rest(p, step, all, from_middle(thread));
   return true;
 }
 

@@ -135,14 +135,14 @@ JITKERN_DEVICE void write_parts(const PlanParams& p, const PlanShared& s, const 
   }
 }
 
-// Whole requests: what there is to look up has no cuts in it. The records are for the other warps.
+// Whole requests: what there is to look up has no cuts in it.
 JITKERN_DEVICE void write_whole(const PlanParams& p, const PlanShared& s, const Step& step,
                                 const Costs& costs, int thread) {
-  write_parts(p, s, costs, kThreads - 1 - thread);
+  write_parts(p, s, costs, from_last_warp(thread));
 #pragma unroll 1
   for (i32 i = thread; i < p.batch; i += kThreads)
     write_request(p, step, i, own_blocks(p, step, i) > 0, Place{0, 0, 0});
-  write_rest(p, step, Place{step.requests, 0, 0}, thread);
+  write_rest(p, step, Place{step.requests, 0, 0}, from_middle(thread));
 }
 
 struct LevelCut {
@@ -156,8 +156,8 @@ JITKERN_DEVICE void write_level(const PlanParams& p, PlanShared& s, const Step& 
   };
   const Place all =
       number_pieces(p, s, step, p.parts, thread, cut_request, [](i32, const LevelCut&, const Place&) {});
-  write_parts(p, s, costs, thread);
-  write_rest(p, step, all, kThreads - 1 - thread);
+  write_parts(p, s, costs, from_last_warp(thread));
+  write_rest(p, step, all, from_middle(thread));
 }
 
 // Whole requests where there are more of them than parts and that is level enough, else level. `Cached`: the
