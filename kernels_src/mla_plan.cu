@@ -17,14 +17,10 @@
 // as a rule and are not unrolled, so that little code is read; lengths are asked for again, not kept; nothing
 // is searched for. Bytes moved: about 4 (batch + 3 capacity) + 36 parts.
 //
-// Holes (-D): JITKERN_ENTRY, JITKERN_THREADS, JITKERN_PLAN_VARIANT (1: small batches without barriers).
+// Holes (-D): JITKERN_ENTRY.
 #include "include/mla_plan_even.cuh"
 #include "include/mla_plan_few.cuh"
 #include "include/mla_plan_level.cuh"
-
-#ifndef JITKERN_PLAN_VARIANT
-#define JITKERN_PLAN_VARIANT 0
-#endif
 
 JITKERN_EXPORT(jitkern::PlanParams)
 
@@ -37,8 +33,7 @@ JITKERN_KERNEL(jitkern::PlanParams, jitkern::kThreads) {
   const Loads loads = ask(p, thread);
   clear_marks(s.marks, p.parts, thread);
   const Divisor by_parts = divisor(p.parts);
-  if constexpr (JITKERN_PLAN_VARIANT == 1)
-    if (p.batch <= kWarp && plan_few(p, s, by_parts, thread)) return;
+  if (p.batch <= kWarp && plan_few(p, s, by_parts, thread)) return;
   const Step step = add_up(p, s, loads, thread);
   if (step.requests <= p.parts && plan_evenly(p, s, step, by_parts, thread)) return;
   if (p.batch <= kCached) return plan_by_cost<true>(p, s, step, by_parts, thread);

@@ -4,13 +4,9 @@
 #include "include/block_scan.cuh"
 #include "include/mla_schedule.cuh"
 
-#ifndef JITKERN_THREADS
-#define JITKERN_THREADS 512
-#endif
-
 namespace jitkern {
 
-constexpr int kThreads = JITKERN_ON_GPU ? JITKERN_THREADS : 1;
+constexpr int kThreads = JITKERN_ON_GPU ? 256 : 1;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kMaxParts = 1024;
 constexpr int kCached = 1024;    // requests whose costs stay in shared memory
