@@ -19,7 +19,6 @@
 //
 // Holes (-D): JITKERN_ENTRY.
 #include "include/mla_plan_even.cuh"
-#include "include/mla_plan_few.cuh"
 #include "include/mla_plan_level.cuh"
 
 JITKERN_EXPORT(jitkern::PlanParams)
@@ -33,7 +32,6 @@ JITKERN_KERNEL(jitkern::PlanParams, jitkern::kThreads) {
   const Loads loads = ask(p, thread);
   clear_marks(s.marks, p.parts, thread);
   const Divisor by_parts = divisor(p.parts);
-  if (p.batch <= kWarp && plan_few(p, s, by_parts, thread)) return;
   const Step step = add_up(p, s, loads, thread);
   if (step.requests <= p.parts && plan_evenly(p, s, step, by_parts, thread)) return;
   if (p.batch <= kCached) return plan_by_cost<true>(p, s, step, by_parts, thread);

@@ -52,6 +52,11 @@ JITKERN_DEVICE A warp_max(A x) {
 JITKERN_DEVICE u32 warp_inclusive_sum(u32 x, int) { return x; }
 #endif
 
+template <int N>
+JITKERN_DEVICE void warp_sums(u32 (&x)[N]) {
+  for (int n = 0; n < N; ++n) x[n] = warp_sum(x[n]);
+}
+
 JITKERN_DEVICE int lane_of(int thread) { return thread & (kWarp - 1); }
 JITKERN_DEVICE int warp_of(int thread) { return static_cast<int>(static_cast<u32>(thread) / kWarp); }
 
@@ -64,12 +69,12 @@ using WarpSums = u32[Threads / kWarp][N];
 template <int Threads, int N>
 JITKERN_DEVICE void block_sums(u32 (&x)[N], int thread, WarpSums<Threads, N>& scratch) {
   const int lane = lane_of(thread);
-  for (int n = 0; n < N; ++n) {
-    x[n] = warp_sum(x[n]);
+  warp_sums(x);
+  for (int n = 0; n < N; ++n)
     if (lane == 0) scratch[warp_of(thread)][n] = x[n];
-  }
   block_barrier();
-  for (int n = 0; n < N; ++n) x[n] = warp_sum(lane < Threads / kWarp ? scratch[lane][n] : 0u);
+  for (int n = 0; n < N; ++n) x[n] = lane < Threads / kWarp ? scratch[lane][n] : 0u;
+  warp_sums(x);
 }
 
 template <int N>

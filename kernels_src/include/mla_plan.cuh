@@ -10,7 +10,7 @@ constexpr int kThreads = JITKERN_ON_GPU ? 256 : 1;
 constexpr int kWarps = kThreads / kWarp;
 constexpr int kMaxParts = 1024;
 constexpr int kCached = 1024;    // requests whose costs stay in shared memory
-constexpr int kCandidates = 16;  // lengths tried at once
+constexpr int kCandidates = 16;  // even lengths tried at once
 
 struct PlanParams {
   const i32* lengths;
@@ -102,15 +102,19 @@ JITKERN_DEVICE int from_last_warp(int thread) {
 JITKERN_DEVICE int from_middle(int thread) { return thread ^ kThreads / 2; }
 static_assert((kThreads & (kThreads - 1)) == 0, "from_middle() must stay within the block");
 
+// One warp holds all requests: then each warp does the same, and nobody waits for another.
+JITKERN_DEVICE bool is_few(const PlanParams& p) { return p.batch <= kWarp; }
+
 struct Loads {  // of every plan, on their way together
   i32 length, count;
 };
 JITKERN_DEVICE Loads ask(const PlanParams& p, int thread) {
-  return Loads{thread < p.batch ? p.lengths[thread] : 0, p.count ? *p.count : p.batch};
+  const i32 i = is_few(p) ? lane_of(thread) : thread;
+  return Loads{i < p.batch ? p.lengths[i] : 0, p.count ? *p.count : p.batch};
 }
 
 struct Step {
-  i32 count, own;        // requests that are real; blocks of request `thread`
+  i32 count, own;        // requests that are real; blocks of request `thread`, or of `lane` if they are few
   i32 requests, blocks;  // with keys; of all of them
 };
 JITKERN_DEVICE i32 counted_blocks(const PlanParams& p, i32 count, i32 i, i32 length) {
@@ -122,20 +126,20 @@ JITKERN_DEVICE i32 own_blocks(const PlanParams& p, const Step& step, i32 i) {
 }
 
 JITKERN_DEVICE Step add_up(const PlanParams& p, PlanShared& s, const Loads& loads, int thread) {
-  Step step;
-  step.count = max_of(min_of(loads.count, p.batch), 0);
-  step.own = counted_blocks(p, step.count, thread, loads.length);
-  u32 sums[2] = {0, 0};
+  const i32 count = max_of(min_of(loads.count, p.batch), 0), i = is_few(p) ? lane_of(thread) : thread;
+  const i32 own = counted_blocks(p, count, i, loads.length);
+  u32 sums[2] = {own > 0, static_cast<u32>(own)};
 #pragma unroll 1
-  for (i32 i = thread; i < p.batch; i += kThreads) {
-    const i32 blocks = own_blocks(p, step, i);
+  for (i32 k = thread + kThreads; k < p.batch; k += kThreads) {
+    const i32 blocks = counted_blocks(p, count, k, p.lengths[k]);
     sums[0] += blocks > 0;
     sums[1] += static_cast<u32>(blocks);
   }
-  block_sums<kThreads>(sums, thread, s.pairs[1]);
-  step.requests = static_cast<i32>(sums[0]);
-  step.blocks = static_cast<i32>(sums[1]);
-  return step;
+  if (is_few(p))
+    warp_sums(sums);
+  else
+    block_sums<kThreads>(sums, thread, s.pairs[1]);
+  return Step{count, own, static_cast<i32>(sums[0]), static_cast<i32>(sums[1])};
 }
 
 // ---- what is looked up by request

@@ -1,7 +1,7 @@
 // Even, of a batch that one warp holds: each warp makes the same plan in its registers and writes its
 // records, without a barrier of the block.
 #pragma once
-#include "include/mla_plan_even.cuh"
+#include "include/mla_plan_length.cuh"
 
 namespace jitkern {
 
@@ -18,11 +18,12 @@ JITKERN_DEVICE void warp_barrier() {
 #endif
 }
 
-// Records of the pieces that the lanes' requests were cut into; a warp clears, marks and reads its own marks
-// only.
+// Records of the pieces that the lanes' requests were cut into. A warp clears, marks and reads marks of its
+// own.
 JITKERN_DEVICE void write_few_records(const PlanParams& p, PlanShared& s, const EvenRequest& mine, i32 rank,
                                       i32 pieces, int thread) {
   const int lane = lane_of(thread);
+  warp_barrier();  // the marks are clear
 #pragma unroll 1
   for (i32 start = thread - lane; start < p.all_parts; start += kThreads) {
     const i32 k = start + lane, first = max_of(mine.first, start);
@@ -38,29 +39,16 @@ JITKERN_DEVICE void write_few_records(const PlanParams& p, PlanShared& s, const 
   }
 }
 
-// False, with nothing written, where the least length does not do.
-JITKERN_DEVICE bool plan_few(const PlanParams& p, PlanShared& s, Divisor by_parts, int thread) {
-  const int lane = lane_of(thread);
-  const i32 tokens = lane < p.batch ? p.lengths[lane] : 0, given = p.count ? *p.count : p.batch;
-  Step step;
-  step.count = max_of(min_of(given, p.batch), 0);
-  step.own = counted_blocks(p, step.count, lane, tokens);
-  step.requests = warp_sum(static_cast<i32>(step.own > 0));
-  step.blocks = warp_sum(step.own);
-  const i32 length = max_of(max_of(p.min_blocks, 1), ceil_quotient(step.blocks, by_parts));
-  if (step.requests == 0 || step.requests > p.parts) return false;
-  if (!level_enough(p, length + p.request_cost, total_cost(p, step), by_parts)) return false;
+// False, with nothing written, where this length does not fit.
+JITKERN_DEVICE bool plan_few(const PlanParams& p, PlanShared& s, const Step& step, i32 length, int thread) {
+  const int lane = lane_of(thread), other = from_last_warp(thread);
   const EvenCut cut = even_cut(step.own, length, reciprocal(static_cast<f32>(length)));
   const u32 word = packed(cut.pieces), sum = warp_inclusive_sum(word, lane);
   const Place before = plus(Place{0, 0, 0}, sum - word);
   const Place all = plus(Place{0, 0, 0}, static_cast<u32>(from_lane(static_cast<i32>(sum), kWarp - 1)));
   const i32 pieces = all.rank + all.extra;
   if (pieces > p.parts) return false;
-  warp_barrier();  // the marks are clear
-  const EvenRequest mine{lane, before.rank + before.extra, cut.each, static_cast<u16>(cut.pieces),
-                         static_cast<u16>(cut.longer)};
-  write_few_records(p, s, mine, before.rank, pieces, thread);
-  const int other = from_last_warp(thread);
+  write_few_records(p, s, even_request(lane, cut, before), before.rank, pieces, thread);
   if (other < p.batch) write_request(p, step, other, cut.pieces, before);
   if (other < p.batch && cut.pieces > 0) p.order[before.rank] = other;
   write_rest(p, step, all, from_middle(thread));
