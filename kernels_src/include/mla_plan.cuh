@@ -102,19 +102,23 @@ JITKERN_DEVICE int from_last_warp(int thread) {
 JITKERN_DEVICE int from_middle(int thread) { return thread ^ kThreads / 2; }
 static_assert((kThreads & (kThreads - 1)) == 0, "from_middle() must stay within the block");
 
-// One warp holds all requests: then each warp does the same, and nobody waits for another.
+// A batch that one warp holds: then each warp makes the plan, and none waits for another.
 JITKERN_DEVICE bool is_few(const PlanParams& p) { return p.batch <= kWarp; }
+// The request whose length a thread keeps; the others' are asked for again.
+JITKERN_DEVICE int own_request(const PlanParams& p, int thread) {
+  return is_few(p) ? lane_of(thread) : thread;
+}
 
 struct Loads {  // of every plan, on their way together
   i32 length, count;
 };
 JITKERN_DEVICE Loads ask(const PlanParams& p, int thread) {
-  const i32 i = is_few(p) ? lane_of(thread) : thread;
+  const i32 i = own_request(p, thread);
   return Loads{i < p.batch ? p.lengths[i] : 0, p.count ? *p.count : p.batch};
 }
 
 struct Step {
-  i32 count, own;        // requests that are real; blocks of request `thread`, or of `lane` if they are few
+  i32 count, own;        // requests that are real; blocks of own_request()
   i32 requests, blocks;  // with keys; of all of them
 };
 JITKERN_DEVICE i32 counted_blocks(const PlanParams& p, i32 count, i32 i, i32 length) {
@@ -126,12 +130,12 @@ JITKERN_DEVICE i32 own_blocks(const PlanParams& p, const Step& step, i32 i) {
 }
 
 JITKERN_DEVICE Step add_up(const PlanParams& p, PlanShared& s, const Loads& loads, int thread) {
-  const i32 count = max_of(min_of(loads.count, p.batch), 0), i = is_few(p) ? lane_of(thread) : thread;
-  const i32 own = counted_blocks(p, count, i, loads.length);
+  const i32 count = max_of(min_of(loads.count, p.batch), 0);
+  const i32 own = counted_blocks(p, count, own_request(p, thread), loads.length);
   u32 sums[2] = {own > 0, static_cast<u32>(own)};
 #pragma unroll 1
-  for (i32 k = thread + kThreads; k < p.batch; k += kThreads) {
-    const i32 blocks = counted_blocks(p, count, k, p.lengths[k]);
+  for (i32 i = thread + kThreads; i < p.batch; i += kThreads) {
+    const i32 blocks = counted_blocks(p, count, i, p.lengths[i]);
     sums[0] += blocks > 0;
     sums[1] += static_cast<u32>(blocks);
   }

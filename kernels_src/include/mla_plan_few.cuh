@@ -18,12 +18,12 @@ JITKERN_DEVICE void warp_barrier() {
 #endif
 }
 
-// Records of the pieces that the lanes' requests were cut into. A warp clears, marks and reads marks of its
-// own.
+// Records of the pieces of the lanes' requests. A warp marks only what it reads, and what it reads are the
+// marks that clear_marks() had it clear.
 JITKERN_DEVICE void write_few_records(const PlanParams& p, PlanShared& s, const EvenRequest& mine, i32 rank,
                                       i32 pieces, int thread) {
   const int lane = lane_of(thread);
-  warp_barrier();  // the marks are clear
+  warp_barrier();  // behind clear_marks()
 #pragma unroll 1
   for (i32 start = thread - lane; start < p.all_parts; start += kThreads) {
     const i32 k = start + lane, first = max_of(mine.first, start);
@@ -49,6 +49,7 @@ JITKERN_DEVICE bool plan_few(const PlanParams& p, PlanShared& s, const Step& ste
   const i32 pieces = all.rank + all.extra;
   if (pieces > p.parts) return false;
   write_few_records(p, s, even_request(lane, cut, before), before.rank, pieces, thread);
+  // The last warp, which has the fewest records, holds request `other` too.
   if (other < p.batch) write_request(p, step, other, cut.pieces, before);
   if (other < p.batch && cut.pieces > 0) p.order[before.rank] = other;
   write_rest(p, step, all, from_middle(thread));
