@@ -111,6 +111,7 @@ PLANS = [
     ("searched", ragged(9, 5000), 16),
     ("searched", ragged(32, 9000), 132),
     ("whole", [64] * 32, 5),
+    ("level", [64] * 20 + [2500], 16),  # and fewer shares than parts
     ("level", [70, 9000, 0, 100, *[70] * 28], 30),
     ("even", [1024] * 33, 132),
     ("searched", [4096] * 128, 132),  # the next length
@@ -120,6 +121,7 @@ PLANS = [
     ("level", [100] * 100 + [131072], 132),
     ("even", [130] * 257 + [0] * 40, 1024),
     ("searched", ragged(300, 3000), 700),
+    ("searched", [190] * 256 + [512] * 151, 1024),  # marks are set before the least length is found too short
     ("whole", [64] * 700, 132),
     ("level", ragged(700, 5000), 132),
     ("searched", ragged(64, 8000, 100) + [0] * 1200, 132),

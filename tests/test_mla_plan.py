@@ -195,7 +195,14 @@ def test_an_even_length_is_the_least_that_fits(
     data: st.DataObject, requests: int, spare: int, min_blocks: int, longest: int
 ) -> None:
     blocks = data.draw(st.lists(st.integers(1, longest), min_size=requests, max_size=requests))
-    parts = requests + spare
+    check_even_length(blocks, requests + spare, min_blocks)
+
+
+def test_an_even_length_between_the_least_and_the_longest_is_found() -> None:
+    check_even_length([8, 7, 7, 7, 7], 6, 1)  # the least is 6
+
+
+def check_even_length(blocks: list[int], parts: int, min_blocks: int) -> None:
     plan = make_plan([n * BLOCK for n in blocks], parts, min_blocks=min_blocks, slack=1_000_000)
     check_plan(plan, [n * BLOCK for n in blocks])
     cuts = plan.num_splits.diff().tolist()
