@@ -101,20 +101,59 @@ def test_several_tiles_and_pages_that_do_not_exist(
     assert -(-70 // int(dict(device.launched[-2].constants)["rows"])) == tiles
 
 
-@pytest.mark.parametrize("batch", [1, 9, 700])
-@pytest.mark.parametrize("parts", [1, 16, 132])
+def ragged(batch: int, longest: int, least: int = -2) -> list[int]:
+    return torch.randint(least, longest, (batch,), generator=torch.Generator().manual_seed(batch)).tolist()
+
+
+def way_of(plan: Plan, least: int) -> str:
+    """How the requests were shared out; ``least``: blocks of a part, were all parts as long."""
+    records = [record for record in plan.records.tolist() if record[0] >= 0]
+    if any(record[0] != record[1] for record in records):
+        return "level" if any(record[5] for record in records) else "whole"
+    return "searched" if max(end - begin for _, _, begin, end, *_ in records) > least else "even"
+
+
+# Up to 32 requests, up to the threads of the block, more, and more than there is shared memory for.
+PLANS = [
+    ("even", [4096], 132),
+    ("even", [640] * 32, 150),
+    ("searched", ragged(9, 5000), 16),
+    ("searched", ragged(32, 9000), 132),
+    ("whole", [64] * 32, 5),
+    ("level", [64] * 20 + [2500], 16),  # and fewer shares than parts
+    ("level", [70, 9000, 0, 100, *[70] * 28], 30),
+    ("even", [1024] * 33, 132),
+    ("searched", [4096] * 128, 132),  # the next length
+    ("searched", ragged(64, 8000, 100), 132),
+    ("whole", [640] * 256, 16),
+    ("level", ragged(200, 3000), 132),
+    ("level", [100] * 100 + [131072], 132),
+    ("even", [130] * 257 + [0] * 40, 1024),
+    ("searched", ragged(300, 3000), 700),
+    ("searched", [190] * 256 + [512] * 151, 1024),  # marks are set before the least length is found too short
+    ("whole", [64] * 700, 132),
+    ("level", ragged(700, 5000), 132),
+    ("searched", ragged(64, 8000, 100) + [0] * 1200, 132),
+    ("whole", [64] * 1100, 16),
+    ("level", ragged(1100, 5000), 700),
+]
+
+
+@pytest.mark.parametrize(("way", "lengths", "parts"), PLANS, ids=[f"{way}-{len(n)}" for way, n, _ in PLANS])
 def test_the_plan_is_that_of_the_cpu(
-    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, batch: int, parts: int
+    emulator: Emulator, monkeypatch: pytest.MonkeyPatch, way: str, lengths: list[int], parts: int
 ) -> None:
-    lengths = torch.randint(-2, 5000, (batch,), generator=torch.Generator().manual_seed(batch), dtype=torch.int32)
-    count = torch.tensor([batch - batch // 7], dtype=torch.int32)
+    batch = len(lengths)
+    count = None if batch % 2 else torch.tensor([batch - batch // 9], dtype=torch.int32)
+    real = lengths if count is None else lengths[: int(count)]
     plans = []
     for emulated in (False, True):
         if emulated:
             EmulatedDevice(emulator, "sm_90", monkeypatch).seed = parts
         plan = Plan(batch + 2, parts, "cpu")
         plan.load("cpu")
-        plan.make(lengths, count, parts, None)
-        plans.append([plan.records, plan.num_splits, plan.rows[:batch], plan.order, plan.split])
+        plan.make(torch.tensor(lengths, dtype=torch.int32), count, parts, None)
+        plans.append([plan.records, plan.num_splits, plan.rows, plan.order, plan.split])
+        assert way_of(plan, -(-sum(-(-max(n, 0) // 64) for n in real) // parts)) == way
     for cpu, gpu in zip(*plans, strict=True):
         assert torch.equal(cpu, gpu)

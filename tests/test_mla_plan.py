@@ -189,6 +189,30 @@ def test_equal_requests_are_cut_evenly(lengths: list[int], parts: int, pieces: i
     assert max(work, default=0) - min(work, default=0) <= step
 
 
+@settings(max_examples=150)
+@given(st.data(), st.integers(1, 40), st.integers(0, 100), st.integers(1, 6), st.integers(1, 700))
+def test_an_even_length_is_the_least_that_fits(
+    data: st.DataObject, requests: int, spare: int, min_blocks: int, longest: int
+) -> None:
+    blocks = data.draw(st.lists(st.integers(1, longest), min_size=requests, max_size=requests))
+    check_even_length(blocks, requests + spare, min_blocks)
+
+
+def test_an_even_length_between_the_least_and_the_longest_is_found() -> None:
+    check_even_length([8, 7, 7, 7, 7], 6, 1)  # the least is 6
+
+
+def check_even_length(blocks: list[int], parts: int, min_blocks: int) -> None:
+    plan = make_plan([n * BLOCK for n in blocks], parts, min_blocks=min_blocks, slack=1_000_000)
+    check_plan(plan, [n * BLOCK for n in blocks])
+    cuts = plan.num_splits.diff().tolist()
+    least = max(min_blocks, -(-sum(blocks) // parts))
+    while sum(-(-n // least) for n in blocks) > parts:
+        least += 1
+    lengths = range(least, least + least // 32 + 1)  # the search stops there
+    assert any([-(-n // length) for n in blocks] == cuts for length in lengths), (blocks, parts, least, cuts)
+
+
 def test_a_long_request_among_short_ones_is_shared() -> None:
     lengths = [100] * 100 + [131072]
     work = check_plan(make_plan(lengths, 132), lengths)

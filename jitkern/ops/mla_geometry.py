@@ -13,7 +13,7 @@ from jitkern.errors import UnsupportedError
 from jitkern.loader import CPU
 
 BLOCK_TOKENS = 64
-MAX_PARTS = 1024  # kMaxParts of kernels_src/mla_plan.cu
+MAX_PARTS = 1024  # kMaxParts of kernels_src/include/mla_plan.cuh
 MOST_ROWS = 64  # of any tile
 COMBINE_THREADS = 256  # kThreads of kernels_src/mla_combine.cu
 _COMBINE_STRIPES = 4  # kStripes of kernels_src/mla_combine.cu, for 512 columns

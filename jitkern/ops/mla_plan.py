@@ -10,11 +10,11 @@ from jitkern.variants import Variant
 
 OP = "MLADecode.plan"
 KERNEL = variants.register(variants.Kernel("mla_plan", {}, (("i32", 1, ()),)))
-_LAYOUT = "8P10i"  # struct PlanParams of kernels_src/mla_plan.cu
+_LAYOUT = "8P10i"  # struct PlanParams of kernels_src/include/mla_plan.cuh
 _PATCH = "2P"
-_THREADS = 512
+_THREADS = 256  # kThreads of kernels_src/include/mla_plan.cuh
 RECORD_WORDS = 8
-_LARGEST = (1 << 31) - 1  # sum of costs, an i32 of kernels_src/mla_plan.cu
+_LARGEST = (1 << 31) - 1  # sum of costs, an i32 of kernels_src/include/mla_plan.cuh
 
 
 class Tuning:
@@ -48,7 +48,7 @@ class Plan:
             "rows": capacity,
             "order": capacity + 1,
             "split": 4 * parts,
-            "scratch": 3 * (capacity + 1),
+            "scratch": 2 * (capacity + 1),
         }
         # One allocation, each buffer on a boundary of 128 bytes.
         places, end = {}, 0

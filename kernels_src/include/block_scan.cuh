@@ -1,7 +1,7 @@
 // Sums and prefix sums over the threads of one block.
 //
-// On the CPU a block has one thread, so each of these is the identity: a kernel written with them, and with loops of
-// the form `for (i = thread; i < n; i += kThreads)`, is the same algorithm on both.
+// On the CPU a block has one thread, so each of these is the identity: a kernel written with them, and with
+// loops of the form `for (i = thread; i < n; i += kThreads)`, is the same algorithm on both.
 #pragma once
 #include "include/target.cuh"
 
@@ -25,12 +25,14 @@ JITKERN_DEVICE A warp_max(A x) {
   return x;
 }
 #if __CUDA_ARCH__ >= 800  // integers have an instruction for it
-JITKERN_DEVICE i32 warp_sum(i32 x) { return static_cast<i32>(__reduce_add_sync(~0u, static_cast<u32>(x))); }
+JITKERN_DEVICE u32 warp_sum(u32 x) { return __reduce_add_sync(~0u, x); }
+JITKERN_DEVICE i32 warp_sum(i32 x) { return static_cast<i32>(warp_sum(static_cast<u32>(x))); }
 JITKERN_DEVICE i32 warp_max(i32 x) { return __reduce_max_sync(~0u, x); }
 #endif
-JITKERN_DEVICE u64 warp_inclusive_sum(u64 x, int lane) {
+JITKERN_DEVICE u32 warp_inclusive_sum(u32 x, int lane) {
+#pragma unroll
   for (int d = 1; d < kWarp; d *= 2) {
-    const u64 below = __shfl_up_sync(~0u, x, d);
+    const u32 below = __shfl_up_sync(~0u, x, d);
     if (lane >= d) x += below;
   }
   return x;
@@ -47,44 +49,73 @@ template <class A>
 JITKERN_DEVICE A warp_max(A x) {
   return x;
 }
-JITKERN_DEVICE u64 warp_inclusive_sum(u64 x, int) { return x; }
+JITKERN_DEVICE u32 warp_inclusive_sum(u32 x, int) { return x; }
 #endif
 
-struct ScanResult {
-  u64 before;  // sum over the threads below this one
-  u64 total;   // over all threads
+template <int N>
+JITKERN_DEVICE void warp_sums(u32 (&x)[N]) {
+  for (int n = 0; n < N; ++n) x[n] = warp_sum(x[n]);
+}
+
+JITKERN_DEVICE int lane_of(int thread) { return thread & (kWarp - 1); }
+JITKERN_DEVICE int warp_of(int thread) { return static_cast<int>(static_cast<u32>(thread) / kWarp); }
+
+// The functions below have one barrier each. Their `scratch` may be written again behind one more: where that
+// is not sure, callers take turns between two.
+template <int Threads, int N>
+using WarpSums = u32[Threads / kWarp][N];
+
+// N sums over all threads.
+template <int Threads, int N>
+JITKERN_DEVICE void block_sums(u32 (&x)[N], int thread, WarpSums<Threads, N>& scratch) {
+  const int lane = lane_of(thread);
+  warp_sums(x);
+  for (int n = 0; n < N; ++n)
+    if (lane == 0) scratch[warp_of(thread)][n] = x[n];
+  block_barrier();
+  for (int n = 0; n < N; ++n) x[n] = lane < Threads / kWarp ? scratch[lane][n] : 0u;
+  warp_sums(x);
+}
+
+template <int N>
+struct Scan {
+  u32 before[N];  // sums over the threads below this one
+  u32 total[N];   // over all threads
 };
-
-// `scratch` holds one word a warp. Callable again at once: the second barrier protects the scratch.
-template <int Threads>
-JITKERN_DEVICE ScanResult block_exclusive_sum(u64 x, int thread, u64* scratch) {
-  constexpr int kWarps = Threads / kWarp;
-  static_assert(kWarps <= kWarp || kWarps == 1, "one warp must be able to scan the sums of all warps");
-  const int lane = thread % kWarp, warp = thread / kWarp;
-  const u64 inclusive = warp_inclusive_sum(x, lane);
-  if (lane == kWarp - 1) scratch[warp] = inclusive;
+template <int Threads, int N>
+JITKERN_DEVICE Scan<N> block_scan(const u32 (&x)[N], int thread, WarpSums<Threads, N>& scratch) {
+  static_assert(Threads / kWarp <= kWarp || kWarp == 1, "one warp must be able to add the sums of all warps");
+  const int lane = lane_of(thread), warp = warp_of(thread);
+  Scan<N> scan;
+  for (int n = 0; n < N; ++n) {
+    const u32 inclusive = warp_inclusive_sum(x[n], lane);
+    if (lane == kWarp - 1) scratch[warp][n] = inclusive;
+    scan.before[n] = inclusive - x[n];
+  }
   block_barrier();
-  const u64 sums = warp_inclusive_sum(lane < kWarps ? scratch[lane] : 0, lane);
-#if JITKERN_ON_GPU
-  const u64 earlier = __shfl_sync(~0u, sums, warp > 0 ? warp - 1 : 0);
-  const ScanResult result{(warp > 0 ? earlier : 0) + inclusive - x, __shfl_sync(~0u, sums, kWarps - 1)};
-#else
-  const ScanResult result{0, sums};
-#endif
-  block_barrier();
-  return result;
+  for (int n = 0; n < N; ++n) {
+    const u32 sum = lane < Threads / kWarp ? scratch[lane][n] : 0u;
+    scan.before[n] += warp_sum(lane < warp ? sum : 0u);
+    scan.total[n] = warp_sum(sum);
+  }
+  return scan;
 }
 
 template <int Threads>
-JITKERN_DEVICE i32 block_max(i32 x, int thread, i32* scratch) {
-  constexpr int kWarps = Threads / kWarp;
-  const int lane = thread % kWarp;
+JITKERN_DEVICE i32 block_max(i32 x, int thread, i32 (&scratch)[Threads / kWarp]) {
+  const int lane = lane_of(thread);
   const i32 mine = warp_max(x);
-  if (lane == 0) scratch[thread / kWarp] = mine;
+  if (lane == 0) scratch[warp_of(thread)] = mine;
   block_barrier();
-  const i32 result = warp_max(scratch[lane < kWarps ? lane : 0]);
-  block_barrier();
-  return result;
+  return warp_max(scratch[lane < Threads / kWarp ? lane : 0]);
+}
+
+JITKERN_DEVICE bool block_all(bool x) {
+#if JITKERN_ON_GPU
+  return __syncthreads_and(x) != 0;
+#else
+  return x;
+#endif
 }
 
 }  // namespace jitkern

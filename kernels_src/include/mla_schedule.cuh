@@ -28,6 +28,7 @@ struct alignas(16) Record {
   i32 begin_rank;                  // place of begin_request in `order`
 };
 static_assert(sizeof(Record) == 32, "the host reads records as rows of eight words");
+constexpr Record kNoRecord{kIdle, kIdle, 0, 0, 0, 0, 0, 0};
 
 JITKERN_DEVICE i32 min_of(i32 a, i32 b) { return a < b ? a : b; }
 JITKERN_DEVICE i32 max_of(i32 a, i32 b) { return a > b ? a : b; }
