@@ -6,20 +6,30 @@
 // partial comes out bit for bit. None: O = 0, L = -inf, or the sink's.
 //
 // Launch: as merge_attn_states, block (kLanes, heads, tokens), grid (head tiles, token tiles, further token tiles). A
-// thread owns a pack of the row and walks the partials kAtOnce at a time, so that as many loads are in flight; the
-// running maximum is brought up to date once for each such group.
+// thread owns kEach packs of the row. Partials are added up kAtOnce at a time, the running maximum is brought up to
+// date once for each such group. Where their number is known ahead, everything is loaded before anything is waited for;
+// else a group is. The groups are the same either way, and so is every bit.
 // Bytes moved: tokens * heads * ((partials + 1) (D sizeof(T) + 4)).
 //
 // Holes (-D): JITKERN_ENTRY, JITKERN_T, JITKERN_PACK, JITKERN_D, JITKERN_LIST (1: stacked or ragged; else the most
-// tensors of a list), JITKERN_STRIDE (32, or 64).
+// tensors of a list), JITKERN_STRIDE (32, or 64), JITKERN_COUNT (partials of every token, a list's as many as it has
+// room for and of the same strides; 0: the parameter block says), JITKERN_EACH (packs of a thread; 1, or a divisor of
+// those in the row).
 #include "include/partials.cuh"
+
+#ifndef JITKERN_EACH
+#define JITKERN_EACH 1
+#endif
 
 namespace jitkern {
 
 constexpr int kMaxThreads = 128;
-constexpr int kLanes = JITKERN_ON_GPU ? (kPacks < kMaxThreads ? kPacks : kMaxThreads) : 1;
-constexpr int kAtOnce = 4;
-constexpr int kWidth = JITKERN_ON_GPU ? kPack : kD;  // elements that a thread accumulates at a time
+constexpr int kEach = JITKERN_ON_GPU ? JITKERN_EACH : 1;
+static_assert(kPacks % kEach == 0, "a thread's packs must divide the row's");
+constexpr int kLanes = JITKERN_ON_GPU ? (kPacks / kEach < kMaxThreads ? kPacks / kEach : kMaxThreads) : 1;
+static_assert(kEach == 1 || kLanes * kEach == kPacks, "a row of more packs than a block's takes one pack a thread");
+constexpr u32 kAtOnce = 4;
+constexpr int kWidth = JITKERN_ON_GPU ? kPack * kEach : kD;  // elements that a thread accumulates at a time
 
 struct StatesParams {
   Partials partials;
@@ -37,36 +47,87 @@ struct StatesParams {
 };
 
 #if JITKERN_ON_GPU
-using Slice = Pack<T, kPack>;
-JITKERN_DEVICE Slice load_slice(const T* row, int at) { return load_pack<T, kPack>(row + at); }
-JITKERN_DEVICE void store_slice(T* row, int at, const Slice& slice) { store_pack<T, kPack>(row + at, slice); }
-JITKERN_DEVICE void accumulate(A (&sum)[kWidth], A weight, const Slice& slice) {
-  A x[kWidth];
-  widen_pack(slice, x);
+struct Slice {  // of a row, neighbouring threads' packs side by side
+  Pack<T, kPack> pack[kEach];
+};
+JITKERN_DEVICE Slice load_slice(const T* row) {
+  Slice slice;
   JITKERN_UNROLL
-  for (int i = 0; i < kWidth; ++i) sum[i] = fma(weight, x[i], sum[i]);
+  for (int e = 0; e < kEach; ++e) slice.pack[e] = load_pack<T, kPack>(row + e * kLanes * kPack);
+  return slice;
 }
-JITKERN_DEVICE void store_sum(T* row, int at, const A (&sum)[kWidth]) {
-  store_pack<T, kPack>(row + at, narrow_pack<T, kPack>(sum));
+JITKERN_DEVICE void store_slice(T* row, const Slice& slice) {
+  JITKERN_UNROLL
+  for (int e = 0; e < kEach; ++e) store_pack<T, kPack>(row + e * kLanes * kPack, slice.pack[e]);
+}
+JITKERN_DEVICE void accumulate(A (&sum)[kWidth], A weight, const Slice& slice) {
+  JITKERN_UNROLL
+  for (int e = 0; e < kEach; ++e) {
+    A x[kPack];
+    widen_pack(slice.pack[e], x);
+    JITKERN_UNROLL
+    for (int i = 0; i < kPack; ++i) sum[e * kPack + i] = fma(weight, x[i], sum[e * kPack + i]);
+  }
+}
+JITKERN_DEVICE void store_sum(T* row, const A (&sum)[kWidth]) {
+  JITKERN_UNROLL
+  for (int e = 0; e < kEach; ++e) {
+    A x[kPack];
+    JITKERN_UNROLL
+    for (int i = 0; i < kPack; ++i) x[i] = sum[e * kPack + i];
+    store_pack<T, kPack>(row + e * kLanes * kPack, narrow_pack<T, kPack>(x));
+  }
 }
 #else
 using Slice = const T*;  // the row itself
-JITKERN_DEVICE Slice load_slice(const T* row, int) { return row; }
-JITKERN_DEVICE void store_slice(T* row, int, Slice slice) { __builtin_memmove(row, slice, sizeof(T) * kD); }
+JITKERN_DEVICE Slice load_slice(const T* row) { return row; }
+JITKERN_DEVICE void store_slice(T* row, Slice slice) { __builtin_memmove(row, slice, sizeof(T) * kD); }
 JITKERN_DEVICE void accumulate(A (&sum)[kWidth], A weight, Slice slice) {
   for (int i = 0; i < kWidth; ++i) sum[i] = fma(weight, widen(slice[i]), sum[i]);
 }
-JITKERN_DEVICE void store_sum(T* row, int, const A (&sum)[kWidth]) {
+JITKERN_DEVICE void store_sum(T* row, const A (&sum)[kWidth]) {
   for (int i = 0; i < kWidth; ++i) narrow(sum[i], row[i]);
 }
 #endif
+
+// Where a thread is: a row, the partials that it has, and the first element of the thread's in it.
+struct Place {
+  u32 t, h;
+  Range range;
+  int at;
+};
+
+// Neighbouring partials as they were loaded.
+template <u32 N>
+struct Group {
+  A lse[N];
+  Slice slice[N];
+};
+
+template <u32 N>
+JITKERN_DEVICE Group<N> load_group(const StatesParams& p, const Place& place, u32 from) {
+  Group<N> g;
+  const u32 first = place.range.first + from;
+  const A* s = lse_cell(p.partials, p.rows, first, place.t, place.h);
+  const T* v = value_row(p.partials, p.rows, first, place.t, place.h) + place.at;
+  JITKERN_UNROLL
+  for (u32 j = 0; j < N; ++j) {
+    // A stack is walked: a product for each partial would be most of a load's instructions.
+    g.lse[j] = *(kList > 1 ? lse_cell(p.partials, p.rows, first + j, place.t, place.h) : s);
+    s += p.rows.s_partial;
+  }
+  JITKERN_UNROLL
+  for (u32 j = 0; j < N; ++j) {
+    g.slice[j] = load_slice(kList > 1 ? value_row(p.partials, p.rows, first + j, place.t, place.h) + place.at : v);
+    v += p.rows.v_partial;
+  }
+  return g;
+}
 
 // Sum of the partials so far: O = sum / weight, with all weights relative to `top`.
 struct Running {
   A sum[kWidth];
   A weight, top;
-  u32 live;
-  Slice last;  // the last live partial, as it is
 };
 
 JITKERN_DEVICE void rescale(Running& r, A top, A out_to_e) {
@@ -77,35 +138,128 @@ JITKERN_DEVICE void rescale(Running& r, A top, A out_to_e) {
   r.top = top;
 }
 
-JITKERN_DEVICE void add_group(Running& r, const StatesParams& p, const Range& range, u32 from, u32 t, u32 h, int at) {
-  A lse[kAtOnce];
-  Slice slice[kAtOnce];
+// Partials kFrom to kFrom + N of those loaded.
+template <u32 N, u32 kFrom, u32 M>
+JITKERN_DEVICE void add_group(Running& r, const StatesParams& p, const Group<M>& g, bool first) {
+  A lse[N], weight[N], top = r.top;
+  bool all_live = true;
   JITKERN_UNROLL
-  for (int j = 0; j < kAtOnce; ++j) {
-    lse[j] = minus_infinity<A>();
-    slice[j] = Slice{};
-    if (from + j < range.count) {  // the same for the whole row: no load waits for another
-      lse[j] = *lse_cell(p.partials, p.rows, range.first + from + j, t, h);
-      slice[j] = load_slice(value_row(p.partials, p.rows, range.first + from + j, t, h), at);
+  for (u32 j = 0; j < N; ++j) {
+    lse[j] = normal_lse(g.lse[kFrom + j], p.in_to_out);
+    top = lse[j] > top ? lse[j] : top;
+    all_live = all_live && lse[j] != minus_infinity<A>();
+  }
+  const A base = top == minus_infinity<A>() ? static_cast<A>(0) : top;
+  if (!first) rescale(r, base, p.out_to_e);
+  JITKERN_UNROLL
+  for (u32 j = 0; j < N; ++j) {
+    weight[j] = exp_nonpositive(mul(add(lse[j], -base), p.out_to_e));  // of -inf: 0
+    r.weight = add(r.weight, weight[j]);
+  }
+  // Twice, so that what is rare does not cost the rest a branch or a selection for each partial. (Behind a branch alone
+  // the compiler also loads where it uses.)
+  if (all_live) {
+    JITKERN_UNROLL
+    for (u32 j = 0; j < N; ++j) accumulate(r.sum, weight[j], g.slice[kFrom + j]);
+  } else {
+    JITKERN_UNROLL
+    for (u32 j = 0; j < N; ++j) {
+      if (lse[j] != minus_infinity<A>()) accumulate(r.sum, weight[j], g.slice[kFrom + j]);
     }
   }
-  A top = r.top;
-  JITKERN_UNROLL
-  for (int j = 0; j < kAtOnce; ++j) {
-    lse[j] = normal_lse(lse[j], p.in_to_out);
-    top = lse[j] > top ? lse[j] : top;
+  r.top = top;
+}
+
+template <u32 kFrom, u32 M>
+JITKERN_DEVICE void add_groups(Running& r, const StatesParams& p, const Group<M>& g, bool first) {
+  if constexpr (kFrom < M) {
+    add_group<(M - kFrom < kAtOnce ? M - kFrom : kAtOnce), kFrom>(r, p, g, first);
+    add_groups<kFrom + kAtOnce>(r, p, g, false);
   }
-  rescale(r, is_live(top) ? top : static_cast<A>(0), p.out_to_e);
-  JITKERN_UNROLL
-  for (int j = 0; j < kAtOnce; ++j) {
-    if (!is_live(lse[j])) continue;
-    const A weight = exp_nonpositive(mul(add(lse[j], -r.top), p.out_to_e));
-    r.weight = add(r.weight, weight);
-    accumulate(r.sum, weight, slice[j]);
-    r.live += 1;
-    r.last = slice[j];
+}
+
+template <u32 N>
+JITKERN_DEVICE void add_partials(Running& r, const StatesParams& p, const Place& place, u32 from) {
+  add_groups<0>(r, p, load_group<N>(p, place, from), from == 0);
+}
+
+JITKERN_DEVICE Running sum_of_partials(const StatesParams& p, const Place& place) {
+  Running r = {};
+  r.top = minus_infinity<A>();
+  if constexpr (kCount != 0) {
+    add_partials<kCount>(r, p, place, 0);
+  } else {
+    u32 from = 0;
+    for (; from + kAtOnce <= place.range.count; from += kAtOnce) add_partials<kAtOnce>(r, p, place, from);
+    // Not one group with holes in it: what is absent would take as many instructions as what is there.
+    static_assert(kAtOnce == 4, "there is a case for each smaller number");
+    switch (place.range.count - from) {
+      case 1:
+        add_partials<1>(r, p, place, from);
+        break;
+      case 2:
+        add_partials<2>(r, p, place, from);
+        break;
+      case 3:
+        add_partials<3>(r, p, place, from);
+        break;
+    }
   }
-  if (!is_live(top)) r.top = top;
+  return r;
+}
+
+// How many partials are live, and the last such.
+struct Live {
+  u32 count, last;
+  A lse;
+};
+
+JITKERN_DEVICE Live find_live(const StatesParams& p, const Place& place) {
+  Live live = {};
+  for (u32 i = 0; i < place.range.count; ++i) {
+    const A lse = normal_lse(*lse_cell(p.partials, p.rows, place.range.first + i, place.t, place.h), p.in_to_out);
+    if (lse != minus_infinity<A>()) live = {live.count + 1, place.range.first + i, lse};
+  }
+  return live;
+}
+
+// Counts the sink in; returns the row's L with it.
+JITKERN_DEVICE A add_sink(Running& r, const StatesParams& p, A sink) {
+  if (sink == -minus_infinity<A>()) {
+    r.weight = 1;
+    for (int i = 0; i < kWidth; ++i) r.sum[i] = 0;
+    return sink;
+  }
+  rescale(r, sink > r.top ? sink : r.top, p.out_to_e);
+  r.weight = add(r.weight, exp_nonpositive(mul(add(sink, -r.top), p.out_to_e)));
+  return add(r.top, mul(log_from_one(r.weight), p.e_to_out));
+}
+
+// A thread's part of a row; returns the row's L.
+JITKERN_DEVICE A merge_row(const StatesParams& p, const Place& place, bool inside) {
+  T* const out = p.out + offset<Stride>(p.out_stride, place.t, place.h) + place.at;
+  const float logit = p.sink ? p.sink[place.h] : minus_infinity<float>();
+  Running r = sum_of_partials(p, place);
+  const A sink = mul(static_cast<A>(logit), p.e_to_out);  // not before: the partials' loads would wait for it
+  const bool none = r.weight == 0, sunk = sink != minus_infinity<A>();
+  // The largest weight is 1: a sum of more is of two. Else they are counted, which is cheaper here than always.
+  if (!none && !sunk && !(r.weight > 1)) {
+    const Live live = find_live(p, place);
+    if (live.count == 1) {
+      const Slice slice = load_slice(value_row(p.partials, p.rows, live.last, place.t, place.h) + place.at);
+      if (inside) store_slice(out, slice);
+      return live.lse;
+    }
+  }
+  A lse = none ? r.top : add(r.top, mul(log_from_one(r.weight), p.e_to_out));
+  if (sunk) {
+    const A all = add_sink(r, p, sink);
+    if (p.sink_in_lse) lse = all;
+  }
+  const A share = none ? static_cast<A>(0) : reciprocal(r.weight);
+  for (int i = 0; i < kWidth; ++i) r.sum[i] = mul(r.sum[i], share);
+  if (inside) store_sum(out, r.sum);
+  return lse;
 }
 
 }  // namespace jitkern
@@ -122,37 +276,10 @@ JITKERN_KERNEL(jitkern::StatesParams, jitkern::kMaxThreads) {
   const int lane = static_cast<int>(threadIdx.x);
   wait_for_predecessor();
 
-  const Range range = range_of(p.rows, t);
-  const A sink = p.sink ? mul(static_cast<A>(p.sink[h]), p.e_to_out) : minus_infinity<A>();
-  T* out = p.out + offset<Stride>(p.out_stride, t, h);
-  A lse = minus_infinity<A>();
-  for (int at = lane * kPack; inside && at < kD; at += JITKERN_ON_GPU ? kLanes * kPack : kD) {
-    Running r = {};
-    r.top = minus_infinity<A>();
-    for (u32 from = 0; from < range.count; from += kAtOnce) add_group(r, p, range, from, t, h, at);
-    const A own = r.live == 0 ? r.top : add(r.top, mul(log_from_one(r.weight), p.e_to_out));
-    if (r.live == 1 && sink == minus_infinity<A>()) {
-      store_slice(out, at, r.last);
-      lse = r.top == r.top ? r.top : own;
-      if (r.weight != r.weight) lse = r.weight;  // the one partial's L is NaN
-      continue;
-    }
-    A all = own;
-    if (sink != minus_infinity<A>()) {
-      if (sink == -minus_infinity<A>()) {
-        r.weight = 1;
-        for (int i = 0; i < kWidth; ++i) r.sum[i] = 0;
-        all = sink;
-      } else {
-        rescale(r, r.live == 0 || sink > r.top ? sink : r.top, p.out_to_e);
-        r.weight = add(r.weight, exp_nonpositive(mul(add(sink, -r.top), p.out_to_e)));
-        all = add(r.top, mul(log_from_one(r.weight), p.e_to_out));
-      }
-    }
-    const A share = r.live == 0 ? static_cast<A>(0) : reciprocal(r.weight);
-    for (int i = 0; i < kWidth; ++i) r.sum[i] = r.live == 0 ? static_cast<A>(0) : mul(r.sum[i], share);
-    store_sum(out, at, r.sum);
-    lse = p.sink_in_lse ? all : own;
+  Place place{t, h, range_of(p.rows, t), lane * kPack};
+  const A lse = merge_row(p, place, inside);
+  if constexpr (kPacks > kLanes * kEach && JITKERN_ON_GPU) {
+    for (place.at += kLanes * kPack; place.at < kD; place.at += kLanes * kPack) merge_row(p, place, inside);
   }
   if (p.lse_aliased) block_barrier();
   if (inside && lane == 0 && p.out_lse) p.out_lse[offset<Stride>(p.out_lse_stride, t, h)] = lse;

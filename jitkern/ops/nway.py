@@ -15,12 +15,14 @@ from jitkern.ops.kernels import STATES as KERNEL
 from jitkern.ops.nway_checks import Inputs, check, check_overlaps
 from jitkern.ops.pairwise import again, merge_unlike_recent
 from jitkern.ops.recent import PerThread
-from jitkern.ops.shapes import base_ratio, geometry, is_wide, pack_of
+from jitkern.ops.shapes import MAX_THREADS, base_ratio, geometry, is_wide, pack_of
 from jitkern.ops.state import traced, wants_gradient
 
 OP = "merge_states"
 MAX_LIST = 256
-_ROWS = "PPqqI{0}q{0}q"  # struct Rows of kernels_src/include/partials.cuh; {0}: twice the room of the list
+MAX_COUNTED = 8  # the most partials for whose very number there is a variant, which loads all of them at once
+_EACH = 1  # packs of a thread; 2 where a row divides
+_ROWS = "PPqqI{0}q{0}q"  # struct Rows of kernels_src/include/partials.cuh; {0}: twice the strides that it has room for
 _LAYOUT = "{1}P3P" + _ROWS + "4q2I3{2}2i0P"  # struct StatesParams of kernels_src/merge_states.cu
 
 _PAIR = ("out", "out_lse", "v0", "s0", "v1", "s1")
@@ -174,24 +176,23 @@ def _bind(
     if out.numel() == 0:
         return None
     device = checks.device_number(out.device)
-    room = list_room(inputs.listed)
     pack = min(pack_of(x, d) for x in (out, *inputs.values))
+    holes = _holes(inputs, d // pack, device)
+    count, room, each = holes["count"], holes["list"], holes["each"]
     operands = (out, inputs.out_lse, *inputs.values, *inputs.logs)
-    holes = {"d": d, "list": room, "stride": 64 if is_wide(*operands) else 32}
-    variant = variants.Variant(
-        KERNEL.name, checks.tag(first), pack, launch.target(device), variants.make_constants(KERNEL, holes), chosen
-    )
+    constants = variants.make_constants(KERNEL, {"d": d, "stride": 64 if is_wide(*operands) else 32, **holes})
+    variant = variants.Variant(KERNEL.name, checks.tag(first), pack, launch.target(device), constants, chosen)
     function = loader.get(variant, device, None if device == CPU else streams.resolve_stream(stream, device))
     to_e = base_ratio(bases[2], math.e)
-    count = inputs.listed
-    padding = (0,) * (room - count)
+    listed = inputs.listed
+    padding = (0,) * (room - listed)
     values = [
-        *addresses[:count],
+        *addresses[:listed],
         *padding,
-        *addresses[count : 2 * count],
+        *addresses[listed : 2 * listed],
         *padding,
-        *addresses[2 * count :],
-        *inputs.row_strides(room),
+        *addresses[2 * listed :],
+        *inputs.row_strides(0 if count else room),
         *out.stride()[:2],
         *inputs.out_lse.stride(),
         tokens,
@@ -203,11 +204,21 @@ def _bind(
         int(inputs.shares_lse()),
     ]
     accumulator = "d" if variant.dtype == "f64" else "f"
-    layout = _LAYOUT.format(2 * room, 2 * room, accumulator)
-    grid, block = geometry(tokens, heads, d // pack, device)
+    layout = _LAYOUT.format(2 if count else 2 * room, 2 * room, accumulator)
+    grid, block = geometry(tokens, heads, d // pack // each, device)
     work = (inputs.count + 1) * out.numel() * out.element_size()
     call = launch.Call(function, grid, block, layout, values, f"{2 * room}P5P", work=work, pdl=True)
     return _Bound(call, room)
+
+
+def _holes(inputs: Inputs, packs: int, device: int) -> dict[str, int]:
+    """How many partials are compiled in (0: none), tensors of a list there is room for, packs a thread has."""
+    if device == CPU:
+        return {"count": 0, "list": list_room(inputs.listed), "each": 1}
+    counted = 2 <= inputs.count <= MAX_COUNTED and inputs.alike()
+    room = inputs.listed if counted else list_room(inputs.listed)
+    each = _EACH if packs % _EACH == 0 and packs <= _EACH * MAX_THREADS else 1
+    return {"count": inputs.count if counted else 0, "list": room, "each": each}
 
 
 def list_room(count: int) -> int:
