@@ -1,35 +1,27 @@
-// merge_states: combine any number of partial attention states of the same queries in one pass, accumulated in float.
-// The formula and where the partials lie: include/partials.cuh.
+// merge_states: combine any number of partial attention states of the same queries in one pass, accumulated
+// in float. The formula and where the partials lie: include/partials.cuh.
 //
-// Partials come stacked in one tensor, as a list of separate ones (their addresses travel in the parameter block), or
-// ragged, a varying number for each token. A partial whose L is +-inf does not count and its O is not used. One live
-// partial comes out bit for bit. None: O = 0, L = -inf, or the sink's.
+// Partials come stacked in one tensor, as a list of separate ones (their addresses travel in the parameter
+// block), or ragged, a varying number for each token. A partial whose L is +-inf does not count and its O is
+// not used. One live partial comes out bit for bit. None: O = 0, L = -inf, or the sink's.
 //
-// Launch: as merge_attn_states, block (kLanes, heads, tokens), grid (head tiles, token tiles, further token tiles). A
-// thread owns kEach packs of the row. Partials are added up kAtOnce at a time, the running maximum is brought up to
-// date once for each such group. Where their number is known ahead, everything is loaded before anything is waited for;
-// else a group is. The groups are the same either way, and so is every bit.
-// Bytes moved: tokens * heads * ((partials + 1) (D sizeof(T) + 4)).
+// Launch: as merge_attn_states, block (kLanes, heads, tokens), grid (head tiles, token tiles, further token
+// tiles). Partials are added up kAtOnce at a time, the running maximum is brought up to date once for each
+// such group. Where their number is compiled in, everything is loaded before anything is waited for; else a
+// group is. The groups are the same either way, and so is every bit. Bytes moved: tokens * heads * ((partials
+// + 1) (D sizeof(T) + 4)).
 //
-// Holes (-D): JITKERN_ENTRY, JITKERN_T, JITKERN_PACK, JITKERN_D, JITKERN_LIST (1: stacked or ragged; else the most
-// tensors of a list), JITKERN_STRIDE (32, or 64), JITKERN_COUNT (partials of every token, a list's as many as it has
-// room for and of the same strides; 0: the parameter block says), JITKERN_EACH (packs of a thread; 1, or a divisor of
-// those in the row).
+// Holes (-D): JITKERN_ENTRY, JITKERN_T, JITKERN_PACK, JITKERN_D, JITKERN_LIST (1: stacked or ragged; else the
+// most tensors of a list), JITKERN_STRIDE (32, or 64), JITKERN_COUNT (partials of every token, a list's as
+// many as it has room for and of the same strides; 0: the parameter block says).
 #include "include/partials.cuh"
-
-#ifndef JITKERN_EACH
-#define JITKERN_EACH 1
-#endif
+#include "include/running_sum.cuh"
 
 namespace jitkern {
 
-constexpr int kMaxThreads = 128;
-constexpr int kEach = JITKERN_ON_GPU ? JITKERN_EACH : 1;
-static_assert(kPacks % kEach == 0, "a thread's packs must divide the row's");
-constexpr int kLanes = JITKERN_ON_GPU ? (kPacks / kEach < kMaxThreads ? kPacks / kEach : kMaxThreads) : 1;
-static_assert(kEach == 1 || kLanes * kEach == kPacks, "a row of more packs than a block's takes one pack a thread");
+constexpr int kMaxThreads = 128;  // in a block
+constexpr int kLanes = JITKERN_ON_GPU ? (kPacks < kMaxThreads ? kPacks : kMaxThreads) : 1;
 constexpr u32 kAtOnce = 4;
-constexpr int kWidth = JITKERN_ON_GPU ? kPack * kEach : kD;  // elements that a thread accumulates at a time
 
 struct StatesParams {
   Partials partials;
@@ -46,56 +38,19 @@ struct StatesParams {
   i32 lse_aliased;
 };
 
-#if JITKERN_ON_GPU
-struct Slice {  // of a row, neighbouring threads' packs side by side
-  Pack<T, kPack> pack[kEach];
-};
-JITKERN_DEVICE Slice load_slice(const T* row) {
-  Slice slice;
-  JITKERN_UNROLL
-  for (int e = 0; e < kEach; ++e) slice.pack[e] = load_pack<T, kPack>(row + e * kLanes * kPack);
-  return slice;
-}
-JITKERN_DEVICE void store_slice(T* row, const Slice& slice) {
-  JITKERN_UNROLL
-  for (int e = 0; e < kEach; ++e) store_pack<T, kPack>(row + e * kLanes * kPack, slice.pack[e]);
-}
-JITKERN_DEVICE void accumulate(A (&sum)[kWidth], A weight, const Slice& slice) {
-  JITKERN_UNROLL
-  for (int e = 0; e < kEach; ++e) {
-    A x[kPack];
-    widen_pack(slice.pack[e], x);
-    JITKERN_UNROLL
-    for (int i = 0; i < kPack; ++i) sum[e * kPack + i] = fma(weight, x[i], sum[e * kPack + i]);
-  }
-}
-JITKERN_DEVICE void store_sum(T* row, const A (&sum)[kWidth]) {
-  JITKERN_UNROLL
-  for (int e = 0; e < kEach; ++e) {
-    A x[kPack];
-    JITKERN_UNROLL
-    for (int i = 0; i < kPack; ++i) x[i] = sum[e * kPack + i];
-    store_pack<T, kPack>(row + e * kLanes * kPack, narrow_pack<T, kPack>(x));
-  }
-}
-#else
-using Slice = const T*;  // the row itself
-JITKERN_DEVICE Slice load_slice(const T* row) { return row; }
-JITKERN_DEVICE void store_slice(T* row, Slice slice) { __builtin_memmove(row, slice, sizeof(T) * kD); }
-JITKERN_DEVICE void accumulate(A (&sum)[kWidth], A weight, Slice slice) {
-  for (int i = 0; i < kWidth; ++i) sum[i] = fma(weight, widen(slice[i]), sum[i]);
-}
-JITKERN_DEVICE void store_sum(T* row, const A (&sum)[kWidth]) {
-  for (int i = 0; i < kWidth; ++i) narrow(sum[i], row[i]);
-}
-#endif
-
 // Where a thread is: a row, the partials that it has, and the first element of the thread's in it.
 struct Place {
   u32 t, h;
   Range range;
   int at;
 };
+
+JITKERN_DEVICE const A* lse_at(const StatesParams& p, const Place& place, u32 i) {
+  return lse_cell(p.partials, p.rows, i, place.t, place.h);
+}
+JITKERN_DEVICE const T* values_at(const StatesParams& p, const Place& place, u32 i) {
+  return value_row(p.partials, p.rows, i, place.t, place.h) + place.at;
+}
 
 // Neighbouring partials as they were loaded.
 template <u32 N>
@@ -104,70 +59,62 @@ struct Group {
   Slice slice[N];
 };
 
+// A stack is walked: a product for each partial would be most of a load's instructions.
 template <u32 N>
 JITKERN_DEVICE Group<N> load_group(const StatesParams& p, const Place& place, u32 from) {
   Group<N> g;
   const u32 first = place.range.first + from;
-  const A* s = lse_cell(p.partials, p.rows, first, place.t, place.h);
-  const T* v = value_row(p.partials, p.rows, first, place.t, place.h) + place.at;
+  const A* s = lse_at(p, place, first);
+  const T* v = values_at(p, place, first);
   JITKERN_UNROLL
-  for (u32 j = 0; j < N; ++j) {
-    // A stack is walked: a product for each partial would be most of a load's instructions.
-    g.lse[j] = *(kList > 1 ? lse_cell(p.partials, p.rows, first + j, place.t, place.h) : s);
-    s += p.rows.s_partial;
+  for (u32 j = 0; j < N; ++j, s += p.rows.s_partial) {
+    g.lse[j] = *(kList > 1 ? lse_at(p, place, first + j) : s);
   }
   JITKERN_UNROLL
-  for (u32 j = 0; j < N; ++j) {
-    g.slice[j] = load_slice(kList > 1 ? value_row(p.partials, p.rows, first + j, place.t, place.h) + place.at : v);
-    v += p.rows.v_partial;
+  for (u32 j = 0; j < N; ++j, v += p.rows.v_partial) {
+    g.slice[j] = load_slice(kList > 1 ? values_at(p, place, first + j) : v);
   }
   return g;
 }
 
-// Sum of the partials so far: O = sum / weight, with all weights relative to `top`.
-struct Running {
-  A sum[kWidth];
-  A weight, top;
-};
-
-JITKERN_DEVICE void rescale(Running& r, A top, A out_to_e) {
-  // Nothing yet: -inf minus a number is -inf, whose exponential is 0.
-  const A factor = exp_nonpositive(mul(add(r.top, -top), out_to_e));
-  r.weight = mul(r.weight, factor);
-  for (int i = 0; i < kWidth; ++i) r.sum[i] = mul(r.sum[i], factor);
+// Makes the highest of N new L the top; counts their weights in.
+template <u32 N>
+JITKERN_DEVICE void weigh_group(Running& r, const A (&lse)[N], A (&weight)[N], A out_to_e, bool first) {
+  A top = r.top;
+  JITKERN_UNROLL
+  for (u32 j = 0; j < N; ++j) top = lse[j] > top ? lse[j] : top;
+  const A base = top == minus_infinity<A>() ? static_cast<A>(0) : top;
+  if (!first) rescale(r, base, out_to_e);
+  JITKERN_UNROLL
+  for (u32 j = 0; j < N; ++j) {
+    weight[j] = exp_nonpositive(mul(add(lse[j], -base), out_to_e));  // of -inf: 0
+    r.weight = add(r.weight, weight[j]);
+  }
   r.top = top;
 }
 
 // Partials kFrom to kFrom + N of those loaded.
 template <u32 N, u32 kFrom, u32 M>
 JITKERN_DEVICE void add_group(Running& r, const StatesParams& p, const Group<M>& g, bool first) {
-  A lse[N], weight[N], top = r.top;
+  A lse[N], weight[N];
   bool all_live = true;
   JITKERN_UNROLL
   for (u32 j = 0; j < N; ++j) {
     lse[j] = normal_lse(g.lse[kFrom + j], p.in_to_out);
-    top = lse[j] > top ? lse[j] : top;
     all_live = all_live && lse[j] != minus_infinity<A>();
   }
-  const A base = top == minus_infinity<A>() ? static_cast<A>(0) : top;
-  if (!first) rescale(r, base, p.out_to_e);
-  JITKERN_UNROLL
-  for (u32 j = 0; j < N; ++j) {
-    weight[j] = exp_nonpositive(mul(add(lse[j], -base), p.out_to_e));  // of -inf: 0
-    r.weight = add(r.weight, weight[j]);
-  }
-  // Twice, so that what is rare does not cost the rest a branch or a selection for each partial. (Behind a branch alone
-  // the compiler also loads where it uses.)
+  weigh_group(r, lse, weight, p.out_to_e, first);
+  // Twice, so that what is rare does not cost the rest a branch or a selection for each partial. (Behind a
+  // branch alone the compiler also loads where it uses.)
   if (all_live) {
     JITKERN_UNROLL
-    for (u32 j = 0; j < N; ++j) accumulate(r.sum, weight[j], g.slice[kFrom + j]);
+    for (u32 j = 0; j < N; ++j) accumulate(r, weight[j], g.slice[kFrom + j]);
   } else {
     JITKERN_UNROLL
     for (u32 j = 0; j < N; ++j) {
-      if (lse[j] != minus_infinity<A>()) accumulate(r.sum, weight[j], g.slice[kFrom + j]);
+      if (lse[j] != minus_infinity<A>()) accumulate(r, weight[j], g.slice[kFrom + j]);
     }
   }
-  r.top = top;
 }
 
 template <u32 kFrom, u32 M>
@@ -183,6 +130,20 @@ JITKERN_DEVICE void add_partials(Running& r, const StatesParams& p, const Place&
   add_groups<0>(r, p, load_group<N>(p, place, from), from == 0);
 }
 
+// What is left after the whole groups. Not one group with holes in it: what is absent would take as many
+// instructions as what is there. (A switch: NVRTC's code for a chain of conditions is 2 % longer.)
+JITKERN_DEVICE void add_tail(Running& r, const StatesParams& p, const Place& place, u32 from) {
+  static_assert(kAtOnce == 4, "there is a case for each smaller number");
+  switch (place.range.count - from) {
+    case 1:
+      return add_partials<1>(r, p, place, from);
+    case 2:
+      return add_partials<2>(r, p, place, from);
+    case 3:
+      return add_partials<3>(r, p, place, from);
+  }
+}
+
 JITKERN_DEVICE Running sum_of_partials(const StatesParams& p, const Place& place) {
   Running r = {};
   r.top = minus_infinity<A>();
@@ -191,19 +152,7 @@ JITKERN_DEVICE Running sum_of_partials(const StatesParams& p, const Place& place
   } else {
     u32 from = 0;
     for (; from + kAtOnce <= place.range.count; from += kAtOnce) add_partials<kAtOnce>(r, p, place, from);
-    // Not one group with holes in it: what is absent would take as many instructions as what is there.
-    static_assert(kAtOnce == 4, "there is a case for each smaller number");
-    switch (place.range.count - from) {
-      case 1:
-        add_partials<1>(r, p, place, from);
-        break;
-      case 2:
-        add_partials<2>(r, p, place, from);
-        break;
-      case 3:
-        add_partials<3>(r, p, place, from);
-        break;
-    }
+    add_tail(r, p, place, from);
   }
   return r;
 }
@@ -216,9 +165,10 @@ struct Live {
 
 JITKERN_DEVICE Live find_live(const StatesParams& p, const Place& place) {
   Live live = {};
-  for (u32 i = 0; i < place.range.count; ++i) {
-    const A lse = normal_lse(*lse_cell(p.partials, p.rows, place.range.first + i, place.t, place.h), p.in_to_out);
-    if (lse != minus_infinity<A>()) live = {live.count + 1, place.range.first + i, lse};
+  for (u32 j = 0; j < place.range.count; ++j) {
+    const u32 i = place.range.first + j;
+    const A lse = normal_lse(*lse_at(p, place, i), p.in_to_out);
+    if (lse != minus_infinity<A>()) live = {live.count + 1, i, lse};
   }
   return live;
 }
@@ -242,11 +192,11 @@ JITKERN_DEVICE A merge_row(const StatesParams& p, const Place& place, bool insid
   Running r = sum_of_partials(p, place);
   const A sink = mul(static_cast<A>(logit), p.e_to_out);  // not before: the partials' loads would wait for it
   const bool none = r.weight == 0, sunk = sink != minus_infinity<A>();
-  // The largest weight is 1: a sum of more is of two. Else they are counted, which is cheaper here than always.
+  // The largest weight is 1, so a larger sum is of at least two. Counting them is left to what is rare.
   if (!none && !sunk && !(r.weight > 1)) {
     const Live live = find_live(p, place);
     if (live.count == 1) {
-      const Slice slice = load_slice(value_row(p.partials, p.rows, live.last, place.t, place.h) + place.at);
+      const Slice slice = load_slice(values_at(p, place, live.last));
       if (inside) store_slice(out, slice);
       return live.lse;
     }
@@ -258,7 +208,7 @@ JITKERN_DEVICE A merge_row(const StatesParams& p, const Place& place, bool insid
   }
   const A share = none ? static_cast<A>(0) : reciprocal(r.weight);
   for (int i = 0; i < kWidth; ++i) r.sum[i] = mul(r.sum[i], share);
-  if (inside) store_sum(out, r.sum);
+  if (inside) store_sum(out, r);
   return lse;
 }
 
@@ -278,7 +228,7 @@ JITKERN_KERNEL(jitkern::StatesParams, jitkern::kMaxThreads) {
 
   Place place{t, h, range_of(p.rows, t), lane * kPack};
   const A lse = merge_row(p, place, inside);
-  if constexpr (kPacks > kLanes * kEach && JITKERN_ON_GPU) {
+  if constexpr (kPacks > kLanes && JITKERN_ON_GPU) {
     for (place.at += kLanes * kPack; place.at < kD; place.at += kLanes * kPack) merge_row(p, place, inside);
   }
   if (p.lse_aliased) block_barrier();

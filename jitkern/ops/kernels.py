@@ -22,14 +22,14 @@ PAIR = variants.register(
 STATES = variants.register(
     variants.Kernel(
         "merge_states",
-        {"d": None, "list": 1, "stride": 32, "count": 0, "each": 1},
+        {"d": None, "list": 1, "stride": 32, "count": 0},
         tuple(
             (tag, pack, (("d", d), *count))
             for tag, pack in (("f32", 4), ("f16", 8), ("bf16", 8))
             for d in (128, 512)
             for count in ((), (("count", 4),), (("count", 8),))
         ),
-        gpu_only=("count", "each"),
+        gpu_only=("count",),
     )
 )
 BACKWARD = variants.register(

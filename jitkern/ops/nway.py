@@ -15,13 +15,12 @@ from jitkern.ops.kernels import STATES as KERNEL
 from jitkern.ops.nway_checks import Inputs, check, check_overlaps
 from jitkern.ops.pairwise import again, merge_unlike_recent
 from jitkern.ops.recent import PerThread
-from jitkern.ops.shapes import MAX_THREADS, base_ratio, geometry, is_wide, pack_of
+from jitkern.ops.shapes import base_ratio, geometry, is_wide, pack_of
 from jitkern.ops.state import traced, wants_gradient
 
 OP = "merge_states"
 MAX_LIST = 256
 MAX_COUNTED = 8  # the most partials for whose very number there is a variant, which loads all of them at once
-_EACH = 1  # packs of a thread; 2 where a row divides
 _ROWS = "PPqqI{0}q{0}q"  # struct Rows of kernels_src/include/partials.cuh; {0}: twice the strides that it has room for
 _LAYOUT = "{1}P3P" + _ROWS + "4q2I3{2}2i0P"  # struct StatesParams of kernels_src/merge_states.cu
 
@@ -177,10 +176,10 @@ def _bind(
         return None
     device = checks.device_number(out.device)
     pack = min(pack_of(x, d) for x in (out, *inputs.values))
-    holes = _holes(inputs, d // pack, device)
-    count, room, each = holes["count"], holes["list"], holes["each"]
+    count, room = _count_and_room(inputs, device)
     operands = (out, inputs.out_lse, *inputs.values, *inputs.logs)
-    constants = variants.make_constants(KERNEL, {"d": d, "stride": 64 if is_wide(*operands) else 32, **holes})
+    holes = {"d": d, "list": room, "stride": 64 if is_wide(*operands) else 32, "count": count}
+    constants = variants.make_constants(KERNEL, holes)
     variant = variants.Variant(KERNEL.name, checks.tag(first), pack, launch.target(device), constants, chosen)
     function = loader.get(variant, device, None if device == CPU else streams.resolve_stream(stream, device))
     to_e = base_ratio(bases[2], math.e)
@@ -205,20 +204,17 @@ def _bind(
     ]
     accumulator = "d" if variant.dtype == "f64" else "f"
     layout = _LAYOUT.format(2 if count else 2 * room, 2 * room, accumulator)
-    grid, block = geometry(tokens, heads, d // pack // each, device)
+    grid, block = geometry(tokens, heads, d // pack, device)
     work = (inputs.count + 1) * out.numel() * out.element_size()
     call = launch.Call(function, grid, block, layout, values, f"{2 * room}P5P", work=work, pdl=True)
     return _Bound(call, room)
 
 
-def _holes(inputs: Inputs, packs: int, device: int) -> dict[str, int]:
-    """How many partials are compiled in (0: none), tensors of a list there is room for, packs a thread has."""
-    if device == CPU:
-        return {"count": 0, "list": list_room(inputs.listed), "each": 1}
-    counted = 2 <= inputs.count <= MAX_COUNTED and inputs.alike()
-    room = inputs.listed if counted else list_room(inputs.listed)
-    each = _EACH if packs % _EACH == 0 and packs <= _EACH * MAX_THREADS else 1
-    return {"count": inputs.count if counted else 0, "list": room, "each": each}
+def _count_and_room(inputs: Inputs, device: int) -> tuple[int, int]:
+    """How many partials are compiled in (0: none), and how many tensors of a list there is room for."""
+    if device != CPU and 2 <= inputs.count <= MAX_COUNTED and inputs.alike():
+        return inputs.count, inputs.listed
+    return 0, list_room(inputs.listed)
 
 
 def list_room(count: int) -> int:
