@@ -109,15 +109,19 @@ class Kernel:
         constants: its holes beside type and pack, with their defaults (None: has none). A hole at its default is not
             part of a variant.
         common: (dtype tag, pack, constants) of the variants that ``jitkern warm`` makes by default.
+        gpu_only: holes that calls on the CPU leave at their default.
     """
 
     name: str
     constants: Mapping[str, int | str | None]
     common: tuple[tuple[str, int, tuple[tuple[str, int | str], ...]], ...]
+    gpu_only: tuple[str, ...] = ()
 
     def variants(self, target: str, backend: str) -> Iterator[Variant]:
         """The common variants for a target."""
         for dtype, pack, constants in self.common:
+            if target == "cpu" and any(name in self.gpu_only for name, _ in constants):
+                continue
             yield Variant(self.name, dtype, pack, target, constants, backend)
 
 

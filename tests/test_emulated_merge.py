@@ -2,14 +2,19 @@
 
 from __future__ import annotations
 
+import math
+
 import pytest
 import torch
 
 import jitkern
+from jitkern.ops import nway
+from jitkern.ops.recent import PerThread
 from tests.emulator.device import EmulatedDevice
 from tests.emulator.emulate import Emulator
 from tests.merge_oracle import assert_merged, random_states
 from tests.states_oracle import assert_states, random_partials
+from tests.test_merge_contract import same_bits
 
 pytestmark = pytest.mark.usefixtures("one_thread")
 DTYPES = [torch.float32, torch.float16, torch.bfloat16]
@@ -35,13 +40,48 @@ def test_two_states(device: EmulatedDevice, tokens: int, heads: int, d: int, dty
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
-def test_many_states(device: EmulatedDevice, dtype: torch.dtype) -> None:
-    p = random_partials(5, 6, 3, 40, dtype)
+@pytest.mark.parametrize("count", [3, 4, 6, 9])  # a part of a group, one, one and a part; more than is compiled in
+def test_many_states(device: EmulatedDevice, count: int, dtype: torch.dtype) -> None:
+    p = random_partials(5, count, 3, 40, dtype)
     out, lse = jitkern.merge_states(p.v, p.s)
     assert_states(out, lse, p)
-    listed, listed_lse = jitkern.merge_states(*p.lists())
-    assert torch.equal(listed.nan_to_num(7), out.nan_to_num(7))
-    assert torch.equal(listed_lse, lse)
+    listed = jitkern.merge_states(*p.lists())
+    ragged, ragged_s, indptr = p.ragged([count] * 5)
+    assert all(map(same_bits, listed, (out, lse)))
+    assert all(map(same_bits, jitkern.merge_states(ragged, ragged_s, indptr=indptr), (out, lse)))
+    counts = [dict(variant.constants).get("count", 0) for variant in device.launched]
+    assert counts == ([count, count, 0] if count <= nway.MAX_COUNTED else [0, 0, 0])
+
+
+def test_a_count_that_is_compiled_in_changes_no_bit(device: EmulatedDevice, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Empty partials, one live, none, NaN, sinks, in place: as where the parameter block has the number."""
+    p = random_partials(6, 5, 3, 64, torch.bfloat16, empty=0.4)
+    p.s[0], p.v[0] = math.inf, math.nan
+    p.s[1], p.s[1, 3] = -math.inf, 1e-42
+    p.v[1, 3, :, :2] = torch.tensor([-0.0, math.nan]).to(torch.bfloat16)
+    p.s[2, 4, 1] = math.nan
+    sinks = torch.tensor([0.5, -math.inf, -3.0])
+    results = []
+    for most in (8, 0):
+        monkeypatch.setattr(nway, "MAX_COUNTED", most)
+        monkeypatch.setattr(nway, "_thread", PerThread())
+        given = p.clone()
+        jitkern.merge_states(given.v, given.s, out=given.v[:, 2], out_lse=given.s[:, 2])
+        results.append([*jitkern.merge_states(p.v, p.s), given.v[:, 2], given.s[:, 2]])
+        results[-1] += jitkern.merge_states(*p.lists(), sink=sinks)
+    assert len({variant.symbol for variant in device.launched}) == 4  # stacked and listed
+    for result in results:
+        assert all(map(same_bits, result, results[0]))
+    assert all(map(same_bits, results[0][:2], results[0][2:4]))
+    assert_states(results[0][4], results[0][5], p, sink=sinks)
+
+
+def test_a_list_of_other_strides_is_not_compiled_for_its_length(device: EmulatedDevice) -> None:
+    p = random_partials(3, 3, 2, 64, torch.float16)
+    v, s = p.lists()
+    v[1] = v[1].transpose(0, 1).contiguous().transpose(0, 1)
+    assert all(map(same_bits, jitkern.merge_states(v, s), jitkern.merge_states(p.v, p.s)))
+    assert [dict(variant.constants).get("count", 0) for variant in device.launched] == [0, 3]
 
 
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)

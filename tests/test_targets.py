@@ -33,6 +33,18 @@ def test_every_common_variant_compiles(target: str) -> None:
     assert count >= 12
 
 
+@pytest.mark.parametrize("target", TARGETS)
+def test_a_merge_of_known_length_spills_nothing(target: str) -> None:
+    nvrtc_or_skip()
+    for count in (2, 3, 4, 5, 8):
+        for room in (1, count):
+            constants = (("d", 128), *((("list", room),) if room > 1 else ()), ("count", count))
+            variant = Variant("merge_states", "bf16", 8, target, constants)
+            artifact = compilers.get("nvrtc").compile(variant, sources.shipped(variant.kernel))
+            assert not artifact.log.strip(), artifact.log
+            assert cubin.resources(artifact.binary, variant.symbol).local_bytes == 0, variant.name
+
+
 @pytest.mark.parametrize("dtype", ["f32", "f16", "bf16"])
 @pytest.mark.parametrize("pack", [1, 2, 4, 8])
 def test_narrow_packs_compile(dtype: str, pack: int) -> None:

@@ -80,13 +80,14 @@ def test_what_was_warmed_without_torch_is_a_hit_with_it(place: Path, nvrtc: None
 def test_the_cache_and_bundles(place: Path, tmp_path: Path, nvrtc: None) -> None:
     named = ("merge_states", "--target", "sm_90", "--dtype", "f32", "--pack", "4", "--constant", "d=64")
     jitkern("warm", *named, cache=place)
-    assert json.loads(jitkern("cache", "size", "--json", cache=place))["entries"] == 1
+    made = json.loads(jitkern("cache", "size", "--json", cache=place))["entries"]
+    assert made == 3  # for any number of partials, for 4, for 8
     assert "merge_states-f32" in jitkern("cache", "list", cache=place)
     jitkern("cache", "export", str(tmp_path / "bundle"), cache=place)
     jitkern("cache", "verify", str(tmp_path / "bundle"), cache=place)
     jitkern("cache", "clear", cache=place)
     jitkern("cache", "import", str(tmp_path / "bundle"), cache=place)
-    assert json.loads(jitkern("cache", "size", "--json", cache=place))["entries"] == 1
+    assert json.loads(jitkern("cache", "size", "--json", cache=place))["entries"] == made
 
 
 @pytest.mark.parametrize("kernel", ["merge_attn_states", "merge_states", "merge_backward", "merge_quantise"])

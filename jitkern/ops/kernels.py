@@ -22,11 +22,23 @@ PAIR = variants.register(
 STATES = variants.register(
     variants.Kernel(
         "merge_states",
+        {"d": None, "list": 1, "stride": 32, "count": 0},
+        tuple(
+            (tag, pack, (("d", d), *count))
+            for tag, pack in (("f32", 4), ("f16", 8), ("bf16", 8))
+            for d in (128, 512)
+            for count in ((), (("count", 4),), (("count", 8),))
+        ),
+        gpu_only=("count",),
+    )
+)
+BACKWARD = variants.register(
+    variants.Kernel(
+        "merge_backward",
         {"d": None, "list": 1, "stride": 32},
         tuple((tag, pack, (("d", d),)) for tag, pack in (("f32", 4), ("f16", 8), ("bf16", 8)) for d in (128, 512)),
     )
 )
-BACKWARD = variants.register(variants.Kernel("merge_backward", STATES.constants, STATES.common))
 QUANTISE = variants.register(
     variants.Kernel(
         "merge_quantise",

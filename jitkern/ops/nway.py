@@ -20,7 +20,8 @@ from jitkern.ops.state import traced, wants_gradient
 
 OP = "merge_states"
 MAX_LIST = 256
-_ROWS = "PPqqI{0}q{0}q"  # struct Rows of kernels_src/include/partials.cuh; {0}: twice the room of the list
+MAX_COUNTED = 8  # the most partials for whose very number there is a variant, which loads all of them at once
+_ROWS = "PPqqI{0}q{0}q"  # struct Rows of kernels_src/include/partials.cuh; {0}: twice the strides that it has room for
 _LAYOUT = "{1}P3P" + _ROWS + "4q2I3{2}2i0P"  # struct StatesParams of kernels_src/merge_states.cu
 
 _PAIR = ("out", "out_lse", "v0", "s0", "v1", "s1")
@@ -174,24 +175,23 @@ def _bind(
     if out.numel() == 0:
         return None
     device = checks.device_number(out.device)
-    room = list_room(inputs.listed)
     pack = min(pack_of(x, d) for x in (out, *inputs.values))
+    count, room = _count_and_room(inputs, device)
     operands = (out, inputs.out_lse, *inputs.values, *inputs.logs)
-    holes = {"d": d, "list": room, "stride": 64 if is_wide(*operands) else 32}
-    variant = variants.Variant(
-        KERNEL.name, checks.tag(first), pack, launch.target(device), variants.make_constants(KERNEL, holes), chosen
-    )
+    holes = {"d": d, "list": room, "stride": 64 if is_wide(*operands) else 32, "count": count}
+    constants = variants.make_constants(KERNEL, holes)
+    variant = variants.Variant(KERNEL.name, checks.tag(first), pack, launch.target(device), constants, chosen)
     function = loader.get(variant, device, None if device == CPU else streams.resolve_stream(stream, device))
     to_e = base_ratio(bases[2], math.e)
-    count = inputs.listed
-    padding = (0,) * (room - count)
+    listed = inputs.listed
+    padding = (0,) * (room - listed)
     values = [
-        *addresses[:count],
+        *addresses[:listed],
         *padding,
-        *addresses[count : 2 * count],
+        *addresses[listed : 2 * listed],
         *padding,
-        *addresses[2 * count :],
-        *inputs.row_strides(room),
+        *addresses[2 * listed :],
+        *inputs.row_strides(0 if count else room),
         *out.stride()[:2],
         *inputs.out_lse.stride(),
         tokens,
@@ -203,11 +203,18 @@ def _bind(
         int(inputs.shares_lse()),
     ]
     accumulator = "d" if variant.dtype == "f64" else "f"
-    layout = _LAYOUT.format(2 * room, 2 * room, accumulator)
+    layout = _LAYOUT.format(2 if count else 2 * room, 2 * room, accumulator)
     grid, block = geometry(tokens, heads, d // pack, device)
     work = (inputs.count + 1) * out.numel() * out.element_size()
     call = launch.Call(function, grid, block, layout, values, f"{2 * room}P5P", work=work, pdl=True)
     return _Bound(call, room)
+
+
+def _count_and_room(inputs: Inputs, device: int) -> tuple[int, int]:
+    """How many partials are compiled in (0: none), and how many tensors of a list there is room for."""
+    if device != CPU and 2 <= inputs.count <= MAX_COUNTED and inputs.alike():
+        return inputs.count, inputs.listed
+    return 0, list_room(inputs.listed)
 
 
 def list_room(count: int) -> int:

@@ -112,8 +112,20 @@ class Inputs:
         behind = int(address - self.values[0].data_ptr())
         return behind if 0 <= behind < _extent(self.values[0]) else None
 
+    def alike(self) -> bool:
+        """Whether every token has all partials, and all tensors of a list have the strides of the first."""
+        if self.num_valid is not None or self.indptr is not None:
+            return False
+        v, s = self.values[0].stride(), self.logs[0].stride()
+        return all(x.stride() == v for x in self.values) and all(x.stride() == s for x in self.logs)
+
     def row_strides(self, room: int) -> list[int]:
-        """v_partial, s_partial, partials, then (token, head) strides of v and of s, padded to ``room`` tensors."""
+        """v_partial, s_partial, partials, then (token, head) strides of v and of s, padded to ``room`` tensors.
+
+        Of a list with no room (0): those of the first, which are those of all.
+        """
+        if self.is_list and not room:
+            return [0, 0, self.listed, *self.values[0].stride()[:2], *self.logs[0].stride()]
         padding = [0, 0] * (room - self.listed)
         if self.is_list:
             v = [stride for x in self.values for stride in x.stride()[:2]]
