@@ -7,7 +7,7 @@ as a serving step does; ``plan`` is alone. O is compared with float64 first, and
 Peers that are not there are left out: FlashMLA (FLASHMLA_OPS names sglang-kernel's flashmla_ops.abi3.so),
 FlashAttention-3 (FA3_OPS names vLLM's _vllm_fa3_C.abi3.so; ``fa3`` with the bound of 32 pieces that vLLM has under
 graphs, ``fa3-auto`` with its own), a split and a reduction in Triton, and the formula in torch. jitkern's own other
-ways are measured as well: with early launches, and with caches of 8-bit codes, whose keys have the same values.
+ways are measured as well: with early launches and without, and caches of 8-bit codes, whose keys have the same values.
 """
 
 from __future__ import annotations
@@ -29,7 +29,8 @@ from jitkern.ops.mla_plan import Tuning
 from jitkern.progress import Progress
 
 PEERS = tuple(mla_peers.MAKERS)
-OURS = ("jitkern", "jitkern-pdl", *mla_peers.TOKEN_BYTES)
+_EARLY = {"jitkern": None, "jitkern-pdl": True, "jitkern-no-pdl": False}  # whether kernels start early
+OURS = (*_EARLY, *mla_peers.TOKEN_BYTES)
 # Relative, of all of O. P and O are rounded to bfloat16: about 0.002.
 ERROR_BOUND = 0.01
 _CALLS = 30  # in a graph, at least
@@ -106,11 +107,11 @@ def _chosen(arguments: argparse.Namespace, device: str) -> tuple[list[Shape], di
 
 def _tuned(name: str, arguments: argparse.Namespace) -> Callable[[Problem], mla_peers.Decode]:
     given = getattr(arguments, "tuning", None)
-    if name not in ("jitkern", "jitkern-pdl") or not given:
+    if name not in _EARLY or not given:
         return mla_peers.MAKERS[name]
     pairs = {key: int(value) for key, value in (pair.split("=") for pair in given.split(","))}
     tuning = type("Chosen", (Tuning,), pairs)
-    return lambda problem: mla_peers.jitkern(problem, tuning, name == "jitkern-pdl")
+    return lambda problem: mla_peers.jitkern(problem, tuning, _EARLY[name])
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:

@@ -37,7 +37,7 @@ class Decode:
     note: str = ""
 
 
-def jitkern(problem: Problem, tuning: Any = Tuning, pdl: bool = False, cache_dtype: Any = None) -> Decode:
+def jitkern(problem: Problem, tuning: Any = Tuning, pdl: bool | None = None, cache_dtype: Any = None) -> Decode:
     """This package."""
     batch, _, heads, q_len = problem.shape
     device, k_scale, cache = problem.cache.device, None, problem.cache
@@ -173,6 +173,7 @@ def eager(problem: Problem) -> Decode:
 MAKERS: dict[str, Callable[[Problem], Decode]] = {
     "jitkern": jitkern,
     "jitkern-pdl": functools.partial(jitkern, pdl=True),
+    "jitkern-no-pdl": functools.partial(jitkern, pdl=False),
     "jitkern-fp8": functools.partial(jitkern, cache_dtype=torch.float8_e4m3fn),
     "jitkern-fp8_ds_mla": functools.partial(jitkern, cache_dtype="fp8_ds_mla"),
     "flashmla": flashmla,

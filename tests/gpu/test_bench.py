@@ -28,7 +28,7 @@ def needs_triton(peer: str) -> None:
         pytest.importorskip("triton", reason="triton is not installed")
 
 
-@pytest.mark.parametrize("peer", ["jitkern-pdl", "triton", "eager"])
+@pytest.mark.parametrize("peer", ["jitkern-pdl", "jitkern-no-pdl", "triton", "eager"])
 def test_mla_is_right_before_it_is_timed(peer: str) -> None:
     needs_triton(peer)
     result = mla.run(options(f"jitkern,{peer}"))
