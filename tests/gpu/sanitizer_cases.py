@@ -138,15 +138,15 @@ CASES: list[Callable[[], None]] = [
 ]
 
 
-def main() -> None:
+def main(cases: list[Callable[[], None]]) -> None:
     """Run all, or those named on the command line."""
-    for case in CASES:
+    for case in cases:
         if len(sys.argv) < 2 or case.__name__ in sys.argv[1:]:
             case()
-            if DEVICE == "cuda":
+            if torch.cuda.is_available():
                 torch.cuda.synchronize()
             sys.stdout.write(f"{case.__name__}: done\n")
 
 
 if __name__ == "__main__":
-    main()
+    main(CASES)

@@ -9,12 +9,12 @@ The cases are those of the tests that also run on the CPU: every tile, whole and
 from __future__ import annotations
 
 import math
-import sys
 from collections.abc import Callable
 
 import torch
 
 import jitkern
+from tests.gpu.sanitizer_cases import main
 from tests.mla_cases import CACHES
 from tests.mla_oracle import Coded, assert_decoded, make_step, reference, with_codes, with_tokens
 
@@ -67,15 +67,5 @@ def eight_bit_caches() -> None:
 CASES: list[Callable[[], None]] = [every_tile, pieces_and_pages, eight_bit_caches]
 
 
-def main() -> None:
-    """Run all, or those named on the command line."""
-    for case in CASES:
-        if len(sys.argv) < 2 or case.__name__ in sys.argv[1:]:
-            case()
-            if DEVICE == "cuda":
-                torch.cuda.synchronize()
-            sys.stdout.write(f"{case.__name__}: done\n")
-
-
 if __name__ == "__main__":
-    main()
+    main(CASES)
