@@ -47,6 +47,7 @@ class MLADecode:
         tuning: how requests are cut.
         pdl: let each kernel start while the one ahead of it ends (programmatic dependent launch); it waits for that one
             before it touches anything. Default: up to 32 rows (query tokens times heads of a KV head) and for the plan.
+            Only on Hopper.
         backend: ``auto``, ``nvrtc``, ``nvcc`` or ``cpu``.
     """
 
