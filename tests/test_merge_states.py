@@ -158,6 +158,17 @@ def test_a_sink_counts_once(backend: str, sink: float, in_lse: bool) -> None:
         assert (out[:, :3] == 0).all()
 
 
+@pytest.mark.parametrize("in_lse", [True, False])
+def test_a_sink_of_infinity_takes_nan_too(backend: str, in_lse: bool) -> None:
+    p = random_partials(3, 5, 2, D, torch.float32, device_of(backend), empty=0)
+    p.s[1, 2, 0], p.v[2, 4, 0] = math.nan, math.nan
+    sinks = torch.tensor([math.inf, -math.inf], device=p.v.device)
+    out, lse = run(p, backend, sink=sinks, sink_in_lse=in_lse)
+    assert (out[:, 0] == 0).all()
+    assert (lse[:, 0] == math.inf).all() if in_lse else lse[:, 0].isnan().tolist() == [False, True, False]
+    assert out[:, 1].isfinite().all()
+
+
 def test_a_sink_of_minus_infinity_changes_no_bit(backend: str) -> None:
     p = random_partials(6, 3, 4, D, torch.bfloat16, device_of(backend), empty=0.5)
     none = torch.full((4,), -math.inf, device=p.v.device)
