@@ -10,10 +10,10 @@ import torch
 
 import jitkern
 from jitkern.errors import ArgumentError, UnsupportedError
+from tests.mla_cases import CACHES
 from tests.mla_oracle import Coded, assert_decoded, make_step, reference, with_codes, with_tokens
 
 MAKERS = {"codes": with_codes, "tokens": with_tokens}
-DTYPES = {"codes": torch.float8_e4m3fn, "tokens": "fp8_ds_mla"}
 
 
 @pytest.fixture(params=["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
@@ -34,7 +34,7 @@ def decoder(coded: Coded, kind: str, **more: Any) -> jitkern.MLADecode:
     batch, q_len, heads, d = coded.step.q.shape
     heads_k, page_size = coded.step.k_cache.shape[2], coded.step.page_size
     shape = (batch, heads, heads_k, q_len, coded.step.q.dtype, coded.step.q.device, d, 512, page_size)
-    return jitkern.MLADecode(*shape, cache_dtype=DTYPES[kind], **more)
+    return jitkern.MLADecode(*shape, cache_dtype=CACHES[kind], **more)
 
 
 def decode(coded: Coded, kind: str, causal: bool = False, **more: Any) -> tuple[torch.Tensor, torch.Tensor]:

@@ -29,8 +29,7 @@ from jitkern.ops.mla_plan import Tuning
 from jitkern.progress import Progress
 
 PEERS = tuple(mla_peers.MAKERS)
-_EARLY = {"jitkern": None, "jitkern-pdl": True, "jitkern-no-pdl": False}  # whether kernels start early
-OURS = (*_EARLY, *mla_peers.TOKEN_BYTES)
+OURS = (*mla_peers.EARLY, *mla_peers.TOKEN_BYTES)
 # Relative, of all of O. P and O are rounded to bfloat16: about 0.002.
 ERROR_BOUND = 0.01
 _CALLS = 30  # in a graph, at least
@@ -107,11 +106,11 @@ def _chosen(arguments: argparse.Namespace, device: str) -> tuple[list[Shape], di
 
 def _tuned(name: str, arguments: argparse.Namespace) -> Callable[[Problem], mla_peers.Decode]:
     given = getattr(arguments, "tuning", None)
-    if name not in _EARLY or not given:
+    if name not in mla_peers.EARLY or not given:
         return mla_peers.MAKERS[name]
     pairs = {key: int(value) for key, value in (pair.split("=") for pair in given.split(","))}
     tuning = type("Chosen", (Tuning,), pairs)
-    return lambda problem: mla_peers.jitkern(problem, tuning, _EARLY[name])
+    return functools.partial(mla_peers.jitkern, tuning=tuning, pdl=mla_peers.EARLY[name])
 
 
 def run(arguments: argparse.Namespace) -> dict[str, Any]:

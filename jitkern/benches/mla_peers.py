@@ -170,10 +170,13 @@ def eager(problem: Problem) -> Decode:
     return Decode(run)
 
 
+EARLY = {
+    "jitkern": None,
+    "jitkern-pdl": True,
+    "jitkern-no-pdl": False,
+}  # whether kernels start early; None: the default
 MAKERS: dict[str, Callable[[Problem], Decode]] = {
-    "jitkern": jitkern,
-    "jitkern-pdl": functools.partial(jitkern, pdl=True),
-    "jitkern-no-pdl": functools.partial(jitkern, pdl=False),
+    **{name: functools.partial(jitkern, pdl=early) for name, early in EARLY.items()},
     "jitkern-fp8": functools.partial(jitkern, cache_dtype=torch.float8_e4m3fn),
     "jitkern-fp8_ds_mla": functools.partial(jitkern, cache_dtype="fp8_ds_mla"),
     "flashmla": flashmla,
